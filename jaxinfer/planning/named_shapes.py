@@ -77,7 +77,7 @@ _OWNERS = {"": "", "qwen": "qwen3", "meta-llama": "llama"}
 
 
 def find_shape(name: str) -> tuple[str, ModelShape] | None:
-    """A published shape's name and numbers, or None; in any case; the hub's owner may be left out."""
+    """A published shape's name and numbers, or None; in any case; the owner is optional."""
     owner, _, model = name.lower().rpartition("/")
     model = model.removesuffix("-hf")
     for known, shape in NAMED_SHAPES.items():

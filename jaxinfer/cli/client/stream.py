@@ -21,9 +21,10 @@ class StreamRecord:
     """The result of a request; times in seconds on `time.monotonic`'s clock.
 
     Attributes:
-        due: scheduled time of sending. sent: actual time of sending.
-        first: time of the first event with a token; None if there was none. last: time of the last
-            one.
+        due: scheduled time of sending.
+        sent: actual time of sending.
+        first: time of the first event with a token; None if there was none.
+        last: time of the last one.
         gaps: seconds between such events.
         prompt_tokens: as the server counts them; None if it did not say.
         completion_tokens: as the server counts them; None if it did not say.

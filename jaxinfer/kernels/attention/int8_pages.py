@@ -1,7 +1,7 @@
-"""Keys and values in eight bits: integers, and for each token and head what they are multiplied by.
+"""Quantizes keys and values to int8, with a float32 scale for each token and head.
 
 A head's values are rounded to multiples of its largest magnitude divided by 127, so that none
-changes by more than 1/254 of it. Read again, a value is its integer times the scale, in float32.
+changes by more than 1/254 of it. Dequantized, a value is its integer times the scale, in float32.
 """
 
 import jax.numpy as jnp
@@ -16,8 +16,8 @@ def quantize(
 ) -> tuple[Int8[Array, "T K D"], Float[Array, "T K"]]:
     """Integers and scales of heads; halves are rounded to even.
 
-    A head of zeros has scale 0. The scale of one that holds infinity or NaN is such, its integers
-    are zeros, and so it is read as NaN throughout.
+    A head of zeros has scale 0. A head with an infinity or NaN has an infinite or NaN scale and
+    integers of zero, so it is dequantized to NaN throughout.
     """
     wide = heads.astype(jnp.float32)
     scale = jnp.max(jnp.abs(wide), axis=-1) / _LARGEST
@@ -30,5 +30,5 @@ def quantize(
 def dequantize(
     values: Int8[Array, "*batch K D"], scale: Float[Array, "*batch K"]
 ) -> Float[Array, "*batch K D"]:
-    """What `quantize` made integers and scales of, in float32."""
+    """The float32 values that `quantize` turned into integers and scales, rounded."""
     return values.astype(jnp.float32) * scale[..., None]

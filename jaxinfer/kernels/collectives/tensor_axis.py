@@ -16,10 +16,10 @@ class TensorAxis:
 
     Attributes:
         name: of the axis.
-        peers: int32 ``[N, 2]``, where this device's small sums go by the kernel of
+        peers: int32 ``[N, 2]``, peer buffers for small sums by the kernel of
             `mosaic/all_reduce.py`; None leaves all sums to XLA. The kernel's sums must follow one
             another: each has to depend on the one before.
-        swaps: whether the two devices of the axis sum by sending each other all that they have.
+        swaps: whether the two devices of the axis sum by sending each other their whole operands.
     """
 
     name: str

@@ -71,7 +71,8 @@ class Prompts:
 
         Args:
             given: texts and token ids.
-            name: the field's name, for errors. limit: keep only this many last tokens of each.
+            name: the field's name, for errors.
+            limit: keep only this many last tokens of each.
             num_outputs: tokens that each must leave room for.
             add_special_tokens: to texts, as the tokenizer would.
             cache_salt: see `Prompt`.
@@ -189,8 +190,9 @@ class Prompts:
         """Run work on a text in a thread and return its result.
 
         Args:
-            work: the function to run. size: the text's length, in characters. name: the field's
-                name, for errors.
+            work: the function to run.
+            size: the text's length, in characters.
+            name: the field's name, for errors.
 
         Raises:
             ApiError: 400: the text is too long.

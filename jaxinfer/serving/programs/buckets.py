@@ -21,14 +21,14 @@ MULTI_STEP_ROWS = 8
 PLAIN_MODES: tuple[SamplerMode, ...] = ("temperature", "truncate")
 """Modes of batches that need nothing of their slots but a mask."""
 
-# Many rows of long contexts take long anyway: they are padded to one of few sizes.
+# Steps of many rows with long contexts are slow anyway: rows are padded to one of few sizes.
 _WIDE_ROWS = (64, 256, 1024)
 
 # Most keys of a kernel's tile: tables of whole tiles are read without a check.
 _TILE_KEYS = 128
 
-# Steps that read shared keys once need a kernel more in each layer, so they are programs of their
-# own, of few sizes: what they save is worth some rows of padding.
+# Steps that read shared keys once need one more kernel in each layer, so they are programs of their
+# own, of few sizes: their savings are worth some rows of padding.
 _SHARING_ROWS = (64, 256, 1024)
 
 # An H200 takes a millisecond to read weights of this size, and with a few hundred tokens a step
@@ -37,7 +37,7 @@ _SHARING_ROWS = (64, 256, 1024)
 _LONG_STEP_WEIGHT_BYTES = 4 << 30
 _PADDED_TOKENS = (640, 1280, 2560)
 
-# Up to this many rows, all may as well be sampled in full where one must be; of more, the few that
+# Up to this many rows, all are sampled in full if one needs it; in larger batches, the few that
 # need it are picked out (mode "mixed").
 _MOST_FULL_ROWS = 32
 _FULL_ROWS = 64
@@ -56,22 +56,21 @@ class Buckets:
     """All shapes of an engine.
 
     Attributes:
-        prefill: (tokens, rows) pairs in the order in which they are tried; the last holds any
-            step.
-        scored: the few of these for steps whose prompt tokens are scored; the last is the same.
-        rows: sizes of decode steps without their samplers, ascending; as of the next, the smallest
-            is at least 2, because XLA turns a product with one row into something slow.
+        prefill: (tokens, rows) pairs in the order in which they are tried; the last fits any step.
+        scored: the prefill buckets for steps whose prompt tokens are scored; the last is the same.
+        rows: sizes of decode steps without their samplers, ascending. Here and in `sampled_rows`
+            the smallest is at least 2, because XLA compiles a product with one row into slow code.
         sampled_rows: sizes of decode steps that sample in the same program, ascending.
-        multi_step_rows: the first of these, of which a launch may have several steps.
-        num_steps: decode steps of such a launch; 1 if there are none.
-        full_rows: the sizes that also take sampler mode "full", whose programs are large.
-        mixed_rows: likewise of mode "mixed".
-        widths: blocks of a block table, ascending; the last holds a full-length sequence. Where
-            there are two, few rows have the last alone.
-        wide_rows: sizes of more rows that have the last width, too; the last is the most.
-        sharing: sizes of decode steps that read keys once which rows share. Their tables are always
-            full width. Empty if kernels look at each row alone.
-        rows_in_item: rows whose shared keys are read at once.
+        multi_step_rows: the first of `sampled_rows`, for which a launch may have several steps.
+        num_steps: decode steps of a multi-step launch; 1 if there are none.
+        full_rows: the sizes that also have sampler mode "full", whose programs are large.
+        mixed_rows: the sizes that also have sampler mode "mixed".
+        widths: blocks of a block table, ascending; the last fits a full-length sequence. If there
+            are two, batches of few rows have only the last.
+        wide_rows: sizes of larger batches that have the last width, too; the last is the most.
+        sharing: sizes of decode steps that read keys shared by rows only once. Their tables are
+            always full width. Empty if kernels treat each row separately.
+        rows_in_item: number of rows whose shared keys are read at once.
     """
 
     prefill: tuple[tuple[int, int], ...]
@@ -88,11 +87,11 @@ class Buckets:
     rows_in_item: int = 0
 
     def samples_at_once(self, rows: int, mode: SamplerMode) -> bool:
-        """Whether a decode step of that many rows has its sampler in the same program."""
+        """True if a decode step of that many rows has its sampler in the same program."""
         return mode in PLAIN_MODES and rows <= max(self.sampled_rows, default=0)
 
     def steps_of_launches(self, rows: int) -> Sequence[int]:
-        """How many steps a launch of this size of `sampled_rows` may have."""
+        """The numbers of steps that a launch of this size of `sampled_rows` may have."""
         return (1, self.num_steps) if rows in self.multi_step_rows else (1,)
 
     def sampled_decode_shape(self, rows: int, width: int) -> DecodeShape:
@@ -110,11 +109,11 @@ class Buckets:
     def sampler_mode(
         self, rows: int, special: int, mode: SamplingMode, *, truncates: bool
     ) -> SamplerMode:
-        """What the sampler of a batch is to do.
+        """The sampler mode of a batch.
 
         Args:
-            rows: of the batch, or of its bucket.
-            special: how many of them need mode "full".
+            rows: number of rows of the batch, or of its bucket.
+            special: number of rows that need mode "full".
             mode: the most general that a row needs.
             truncates: whether a row has `top_k` or `top_p`.
         """
@@ -172,7 +171,7 @@ class Buckets:
         return rows in self.sampler_rows(mode)
 
     def _widths_of(self, rows: int) -> Sequence[int]:
-        """Widths that a decode batch of one size comes in."""
+        """The widths of block tables for a decode batch of one size."""
         if rows <= _MOST_ROWS_OF_ONE_WIDTH:
             return self.widths[-1:]
         return self.widths if rows in self.wide_rows else self.widths[:-1] or self.widths
@@ -181,7 +180,7 @@ class Buckets:
         return DecodeShape(rows, self.widths[-1], most_items(rows))
 
     def sampler_rows(self, mode: SamplerMode) -> list[int]:
-        """Every number of rows that a sampler of its own in that mode meets."""
+        """Every number of rows for which a separate sampler program exists in that mode."""
         decode, prefill = set(self.rows), {rows for _, rows in self.prefill}
         if mode == "mixed":
             return sorted((decode | prefill) & set(self.mixed_rows))
@@ -199,7 +198,7 @@ def choose_buckets(
     weight_bytes: int = 0,
     rows_in_item: int = 0,
 ) -> Buckets:
-    """Buckets for an engine: dense on a GPU, few on a CPU, where compiling is what start-up costs.
+    """Choose an engine's buckets: many on a GPU, few on a CPU, where start-up is mostly compiling.
 
     Args:
         max_num_seqs: most rows of a step.
@@ -209,7 +208,8 @@ def choose_buckets(
         platform: "cpu" or that of an accelerator.
         num_decode_steps: decode steps of a launch of few rows.
         weight_bytes: of the parameters on a device; large ones get more buckets of tokens.
-        rows_in_item: rows whose shared keys the decode kernel reads at once; 0 if it can't.
+        rows_in_item: number of rows whose shared keys the decode kernel reads at once; 0 if it
+            can't.
     """
     most_rows = max(max_num_seqs, 2)
     most_tokens = max(max_num_batched_tokens, most_rows)
@@ -220,7 +220,7 @@ def choose_buckets(
         rows = _up_to(most_rows, [4, 16, 32, 48, *_powers(64)])
         sampled_rows = _up_to(most_rows, [4, 16, 24, 32, 40, 48, 56, *_powers(64)])
         few, tokens = _at_least(rows, min(16, most_rows)), _up_to(most_tokens, [64, 512, 1024])
-        # One short prompt takes the smallest of everything, so that it waits for least to compile.
+        # One short prompt takes the smallest of everything, so that the least is compiled for it.
         prefill = [(tokens[0], rows[0])]
         prefill += [(n, few) for n in tokens[1:-1]] + [(n, most_rows) for n in tokens[1:]]
         widths, full_rows, mixed_rows = [full_width], rows, rows
@@ -230,7 +230,7 @@ def choose_buckets(
         sampled_rows += [most_rows] if most_rows <= _SAMPLED_ROWS[-1] else []
         # Up to some 128 tokens a step takes as long as reading the weights.
         few, tokens = _at_least(rows, min(8, most_rows)), _up_to(most_tokens, _powers(128))
-        # Many rows at once are mostly a large step's; a small one may as well be padded.
+        # Many rows mostly come in large steps; a small step is padded.
         small = [n for n in tokens if n < _TOKENS_THAT_HIDE_ROWS]
         prefill = [(n, few) for n in small]
         crowded = small[::-2]
@@ -244,7 +244,7 @@ def choose_buckets(
         short = -(-_SHORT_TABLE_TOKENS // block_size)
         widths = [short, full_width] if 2 * short <= full_width else [full_width]
     prefill = sorted({pair for pair in [*prefill, (most_tokens, most_rows)] if pair[1] <= pair[0]})
-    # Scoring costs more than what surrounds it: few sizes, each for any number of rows.
+    # Scoring is the most expensive part of its step: few sizes, each for any number of rows.
     scored = [pair for pair in prefill if pair[1] == most_rows][-3:]
     return Buckets(
         prefill=tuple(prefill),

@@ -1,8 +1,8 @@
 """The layout of a batch: the place of each array in the one int32 vector that is uploaded.
 
 Host and device read the same layout: `split` returns views, so the host fills a NumPy vector
-through them, and the step takes its arrays out of the traced vector with the same call. Which
-arrays there are is declared in `slots/step_data.py`.
+through them, and the step takes its arrays out of the traced vector with the same call. The arrays
+are declared in `slots/step_data.py`.
 """
 
 import functools
@@ -26,29 +26,30 @@ _NOT_SAMPLED = SamplingArrays(None)
 
 
 class StepInputs(NamedTuple):
-    """What the rows and tokens of a step bring: T packed tokens of B rows; None where it has none.
+    """The inputs of a step: T packed tokens of B rows; None for arrays that the step does not have.
 
-    A packed prefill brings all but `num_tokens` and `shared`. A decoding batch, of one token of
-    each row, brings the row's arrays, and the step derives the tokens'.
+    A packed prefill has all but `num_tokens` and `shared`. A decode batch, with one token a row,
+    has the rows' arrays, and the step derives the tokens'.
 
     Attributes:
         token_ids: ``[T]`` ids; in a packed batch ``-1 - slot`` where the id is in the device's
             last_tokens[slot].
         positions: ``[T]`` absolute positions.
-        slot_mapping: ``[T]`` ``block * S + offset`` where keys and values go; 0 for padding.
+        slot_mapping: ``[T]`` ``block * S + offset`` of keys and values; 0 for padding.
         cu_seqlens: ``[B + 1]`` offsets of the rows in the tokens; ignored when decoding.
         context_lens: ``[B]`` keys of each row up to the last of these tokens; 0 for padding. A row
-            that brings no token is a fork, which attends with the last token of the row before it.
-        slots: ``[B]`` where in last_tokens a sampled token goes, and a decoding row's token to feed
-            is; max_num_seqs for padding rows and rows that do not sample: the padding slot. Where a
-            row of a multi-step decode has all its tokens, an index beyond all.
-        num_tokens: ``[B]`` tokens of the step or multi-step decode that the host will keep of the
-            row; from the multi-step decode's step of that number on, the row is as good as padding.
+            without a token is a fork, which attends with the last token of the row before it.
+        slots: ``[B]`` index into last_tokens of a row's sampled token, and of a decoding row's
+            token to feed; max_num_seqs, the padding slot, for padding rows and rows that do not
+            sample. In a multi-step decode, an out-of-range index once the row has all its tokens,
+            so that writes are dropped.
+        num_tokens: ``[B]`` tokens of the row that the host will keep from this step or multi-step
+            decode; later steps of the multi-step decode treat the row as padding.
         block_tables: ``[B, W]`` page ids.
-        shared: which decoding rows begin with the same pages; None where that is not looked for.
-        sampling: how each row is sampled; none of its arrays where no row is.
-        of_tokens: ``[T]`` each, by name: what `Datum` declares beyond these.
-        of_rows: ``[B]``, ``[B + 1]`` or ``[B, W]`` each, likewise.
+        shared: groups of decoding rows that begin with the same pages; None if not searched for.
+        sampling: each row's sampling parameters; no arrays if no row is sampled.
+        of_tokens: ``[T]`` each, by name: further data of tokens, declared by `Datum`.
+        of_rows: ``[B]``, ``[B + 1]`` or ``[B, W]`` each, by name: further data of rows.
     """
 
     token_ids: Any = None
@@ -65,17 +66,17 @@ class StepInputs(NamedTuple):
     of_rows: Mapping[str, Any] = {}
 
     def for_layers(self) -> "StepInputs":
-        """Without what only the sampler and the steps of a multi-step decode read."""
+        """The inputs without those that only the sampler and multi-step decodes read."""
         return self._replace(slots=None, num_tokens=None, sampling=_NOT_SAMPLED)
 
 
 class SampledRows(NamedTuple):
-    """What the sampler of B rows takes beside their hidden states.
+    """The sampler's inputs for B rows, beside their hidden states.
 
     Attributes:
-        slots: int32 ``[B]``, where in last_tokens each sampled token goes.
+        slots: int32 ``[B]``, index into last_tokens of each sampled token.
         fed: int32 ``[B]``, each row's last token before it.
-        sampling: how each is sampled.
+        sampling: each row's sampling parameters.
     """
 
     slots: Any
@@ -118,9 +119,9 @@ class PrefillShape:
         tokens: T.
         rows: B.
         width: W, blocks of a block table.
-        all_tokens: whether the last layer's output is wanted of every token, for log-probabilities
-            of the prompt, and not of each row's last one only.
-        extra: what rows and tokens bring beyond `STEP_DATA`.
+        all_tokens: whether the last layer's output is needed for every token, for log-probabilities
+            of the prompt, and not only for each row's last one.
+        extra: data of rows and tokens beyond `STEP_DATA`.
     """
 
     tokens: int
@@ -169,8 +170,8 @@ class DecodeShape:
     Attributes:
         rows: B.
         width: W, blocks of a block table.
-        work_items: U, most work items of keys that rows share; 0 for kernels that look at each row
-            alone.
+        work_items: U, most work items of keys that rows share; 0 for kernels that treat each row
+            separately.
         extra: what rows and tokens bring beyond `STEP_DATA`.
     """
 
@@ -200,7 +201,7 @@ class DecodeShape:
         return named._replace(shared=self.shared(arrays), sampling=self.sampling(arrays))
 
     def shared(self, arrays: Sequence[Any]) -> SharedPrefixes | None:
-        """The arrays that say what rows share; None where that is not looked for."""
+        """The arrays of shared prefixes; None if they are not searched for."""
         return SharedPrefixes(*arrays[len(self.data) : -2]) if self.work_items else None
 
     def sampling(self, arrays: Sequence[Any]) -> SamplingArrays:

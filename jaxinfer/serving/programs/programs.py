@@ -38,7 +38,7 @@ class Program:
         name: in profiles and in the compilation cache.
         function: on arrays of all devices.
         arguments: trees of ``jax.ShapeDtypeStruct``.
-        donate: which arguments' memory the results take.
+        donate: indices of arguments whose memory the results take.
         out_shardings: of the results.
     """
 
@@ -71,8 +71,8 @@ class Programs:
         params: tree of ``jax.ShapeDtypeStruct`` with the shardings of the real parameters.
         num_blocks: P.
         num_slots: length of last_tokens, max_num_seqs + 1.
-        forward: `feed_last_tokens`, or what takes its place.
-        is_eager: functions are to be called on one device as they are, by `EagerProgram`.
+        forward: `feed_last_tokens`, or its replacement.
+        is_eager: functions are called on one device without compiling, by `EagerProgram`.
     """
 
     context: StepContext
@@ -86,7 +86,7 @@ class Programs:
         """The same model's programs with at most `count` layers of each kind, in their order.
 
         Raises:
-            ValueError: the family makes other kinds of layers of a model with these alone.
+            ValueError: a model of only these layers would have other kinds of layers.
         """
         config, seen = self.context.config, Counter[LayerKind]()
         family, kept = family_of(config.model_type), []
@@ -154,8 +154,8 @@ class Programs:
     def on_host(self, shape: tuple[int, ...]) -> jax.ShapeDtypeStruct:
         """Shape of an int32 array in pinned host memory, whole for every device.
 
-        Programs copy it to their devices themselves, so that the host writes the next batch where
-        the last one was, and every address of a CUDA graph stays what it is.
+        Programs copy it to their devices themselves, so that the host writes each batch to the same
+        place, and all addresses in a CUDA graph stay the same.
         """
         return jax.ShapeDtypeStruct(shape, jnp.int32, sharding=self._on_host)
 
@@ -188,13 +188,13 @@ class Programs:
             name: in profiles and in the compilation cache.
             run: on each device's part of the arguments.
             arguments: trees of ``jax.ShapeDtypeStruct``.
-            results: a tree of arguments that they are placed like, or of partitions.
-            donate: which arguments' memory the results take.
+            results: a tree of arguments whose placement the results share, or of partitions.
+            donate: indices of arguments whose memory the results take.
             to_host: results that the program copies to pinned host memory.
         """
         mesh = self.context.mesh
         out_specs = _specs(results)
-        # Kernels can't say which mesh axes their results vary over.
+        # Kernels can't declare the mesh axes that their results vary over.
         sharded = run
         if not self.is_eager:
             sharded = jax.shard_map(
@@ -237,8 +237,8 @@ def _is_on_host(argument: Any) -> bool:
 def _on_device(array: jax.Array, mesh: Mesh) -> jax.Array:
     """A copy on the devices, made by a kernel of its own.
 
-    Without one, XLA has the kernels of the step read host memory, or hands them slices of the
-    argument, whose address is another one at the next launch.
+    Otherwise XLA lets the step's kernels read host memory, or gives them slices of the argument,
+    whose address changes from launch to launch.
     """
     copied = jax.device_put(array, NamedSharding(mesh, WHOLE, memory_kind="device"))
     return (copied & 1) + (copied & ~1)  # which XLA does not simplify

@@ -9,7 +9,7 @@ from jax.sharding import Sharding
 def upload(tree: Any, sharding: Sharding) -> Any:
     """The NumPy arrays of a tree on their devices; they must not change afterwards.
 
-    `jax.device_put` costs the host three times as much, because it takes anything from anywhere.
+    `jax.device_put` takes the host three times as long, because it is more general.
 
     Args:
         tree: NumPy arrays.

@@ -15,9 +15,9 @@ How, and where each idea comes from:
   starts TMA copies (one warp for keys, one for values), up to `stages` tiles ahead; warpgroup 1
   only computes. Four barriers a stage say "filled" and "free" for keys and for values.
 * **Swapped operands**: keys are the rows of both products (`decode_tile.py`).
-* **Shared keys** (Hydragen, Juravsky et al. 2024, arXiv:2402.05099): what several sequences begin
-  with, `shared_prefix.py` reads once for all of them, and `own_keys.py` what is left of each; they
-  take the place of this kernel.
+* **Shared keys** (Hydragen, Juravsky et al. 2024, arXiv:2402.05099): `shared_prefix.py` reads the
+common prefix of several sequences once for all of them, and `own_keys.py` each one's remaining
+keys; they take the place of this kernel.
 
 One block works on one (sequence, kv head, split). Keys outside [first visible, length) are never
 copied page-wise; inside the last page they are masked in the scores and zeroed in the values.
@@ -68,7 +68,7 @@ class DecodeConfig:
         block_kv: keys in a tile, 64 or 128.
         stages: tiles in flight.
         num_splits: blocks that share one sequence and head.
-        in_cluster: whether they, at most 8, are a cluster that combines what they have.
+        in_cluster: whether these blocks, at most 8, form a cluster that combines their outputs.
     """
 
     block_kv: int = 64
@@ -97,7 +97,7 @@ class _Problem:
 
     @property
     def leaves_partials(self) -> bool:
-        """Whether another launch combines the splits."""
+        """True if another launch combines the splits."""
         return self.config.num_splits > 1 and not self.config.in_cluster
 
 
@@ -110,7 +110,7 @@ def paged_decode_attention(
     shared: SharedPrefixes | None = None,
     config: DecodeConfig | None = None,
 ) -> Float[Array, "B H D"]:
-    """As `Attend`.
+    """Decode attention of one query a row on Hopper; see `Attend`.
 
     Args:
         q: normalised and rotated queries, bfloat16 or float16.
@@ -149,7 +149,8 @@ def paged_decode_attention(
         queries = jnp.pad(queries, ((0, padding), (0, 0)))
     args = (queries, pages.k, pages.v, rows.context_lens, rows.block_tables)
     shapes = tuple(jax.ShapeDtypeStruct(arg.shape, arg.dtype) for arg in args)
-    # Built for just these: but an engine's programs share it, and lowering it takes long.
+    # Built for these shapes alone: all of an engine's programs share it, and lowering it takes
+    # long.
     out = call_built_for(
         _launch, problem, shapes, args, _out_type(problem, shapes), name="paged_decode_attention"
     )
@@ -248,7 +249,7 @@ def _launch(problem: _Problem, shapes: tuple[jax.ShapeDtypeStruct, ...]):
 
 @dataclasses.dataclass(frozen=True)
 class _Span:
-    """What one block works on."""
+    """The keys, sequence and head that one block works on."""
 
     row: Scalar
     kv_head: Scalar

@@ -65,7 +65,7 @@ def paged_prefill_attention(
     Args:
         q: normalised and rotated queries, bfloat16 or float16, sequences one after the other.
         pages: keys and values in q's dtype.
-        rows: where queries begin and keys are.
+        rows: offsets of the queries, and block tables of the keys.
         scoring: causal.
         config: tuning; None takes the measured default.
 
@@ -272,7 +272,7 @@ def _attend(p, item, done, consumer, q_smem, k_smem, v_smem,
 
 
 def _mask(s, first_position, first_key, window):
-    """Scores without what a query does not see.
+    """The scores, masked where a query does not see a key.
 
     In pieces of a tile's width, since the positions of all columns at once would take a register
     each for as long as the kernel runs.

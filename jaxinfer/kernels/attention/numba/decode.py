@@ -16,7 +16,7 @@ from jaxinfer.kernels.constants import LOG2_E
 def paged_decode_attention(
     q: Float[Array, "B H D"], pages: Pages, rows: PagedRows, scoring: Scoring
 ) -> Float[Array, "B H D"]:
-    """As `Attend`, in float32."""
+    """Decode attention of one query a row on a CPU, in float32; see `Attend`."""
     B, H, D = q.shape
     K = pages.k.shape[2]
     context_lens, block_tables, _ = rows
@@ -41,7 +41,7 @@ def paged_decode_attention(
 
 
 def _num_calls(pairs: int) -> int:
-    """Of how many calls a step's attention consists.
+    """The number of calls that a step's attention is split into.
 
     XLA gives some of the calls that are ready to another thread only where more than eight are.
     """

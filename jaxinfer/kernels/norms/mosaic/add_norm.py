@@ -80,7 +80,7 @@ def add_norm(
 
 
 def supports(size: int, dtype: jax.typing.DTypeLike) -> bool:
-    """Whether rows of `size` elements of this dtype can be added and normalised here."""
+    """True if rows of `size` elements of this dtype can be added and normalised here."""
     whole = size % (_WARPS * _LANES * 2) == 0 and size <= 8192
     return whole and jnp.dtype(dtype) in (jnp.bfloat16, jnp.float16)
 

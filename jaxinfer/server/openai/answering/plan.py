@@ -128,8 +128,9 @@ def guided(
     content: it begins after the thinking, and where calls may come, they are its alternative.
 
     Args:
-        params: the request's sampling parameters. plan: the plan for its answer. state: the
-            prompt's reasoning state.
+        params: the request's sampling parameters.
+        plan: the plan for its answer.
+        state: the prompt's reasoning state.
         begin_is_given: the request itself says where its grammar begins.
 
     Raises:

@@ -17,7 +17,7 @@ from jaxinfer.serving.programs.resident import Resident, StepOutputs
 from jaxinfer.serving.programs.steps import prefill_step
 from jaxinfer.serving.programs.token_parts import part_sizes
 
-_LONG_TOKENS = 2048  # beyond them the host is ahead of the device, recording or not
+_LONG_TOKENS = 2048  # longer steps hide the recording of a CUDA graph
 
 
 class PrefillKind(StepKind[PrefillShape]):
