@@ -1,4 +1,4 @@
-"""Reports what holds the memory of an engine's devices, phase by phase."""
+"""Builds the memory report of an engine's devices, by owner and phase."""
 
 import dataclasses
 from collections.abc import Collection
@@ -12,7 +12,7 @@ from jaxinfer.serving.runner.runner import Runner
 
 
 def memory_report(runner: Runner, asleep: Collection[SleepTag] = ()) -> MemoryReport:
-    """What holds the memory of a runner's devices, phase by phase; from any thread.
+    """The memory report of a runner's devices, by owner and phase; from any thread.
 
     Args:
         runner: of one engine.

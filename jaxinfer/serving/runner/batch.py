@@ -37,8 +37,9 @@ from jaxinfer.serving.slots.slot_updates import (
 from jaxinfer.serving.slots.step_masks import StepConstraints
 from jaxinfer.serving.slots.step_rows import StepRows
 
-# What reading shared keys once costs a layer, in keys that could be read meanwhile, measured with
-# the 0.6B shape on an H200: a kernel's launch, and the products of each row of padding.
+# The cost a layer of reading shared keys once, in keys that could be read in the same time,
+# measured with the 0.6B shape on an H200: a kernel's launch, and the products of each row of
+# padding.
 _KEYS_FOR_SHARING = 8192
 _KEYS_FOR_PADDING = 256
 
@@ -50,13 +51,14 @@ class Batch:
     Attributes:
         shape: the bucket that the arrays fill.
         packed: int32 ``[shape.size]``, laid out by `shape`.
-        mode: what the sampler must be able to do.
-        forward: the program that feeds it.
-        draw: the program that samples then; None if `forward` does.
-        edits: what slots must be told before.
-        counts: likewise.
-        readouts: what rows want beside tokens, each with the array that it reads on the device.
-        verify: where rows are sampled, or None if all are after their last token.
+        mode: the sampler's mode.
+        forward: the program of the forward pass.
+        draw: the program that then samples; None if `forward` does.
+        edits: updates of slots' logit edits to write first.
+        counts: updates of slots' token counts to write first.
+        readouts: readouts that rows ask for beside tokens, each with its input array for the
+            device.
+        verify: the positions to sample; None if every row is sampled only after its last token.
     """
 
     shape: PrefillShape | DecodeShape
@@ -83,7 +85,7 @@ class BatchBuilder:
         max_num_seqs: slots; the slot of that number takes padding rows.
         block_size: S.
         vocab_size: V.
-        prepare: turns a request into what its sampling takes at each step (`prepare_row`).
+        prepare: computes a request's sampling inputs once for all steps (`prepare_row`).
     """
 
     def __init__(
@@ -114,7 +116,8 @@ class BatchBuilder:
             schedule: from the scheduler, nothing scheduled since.
 
         Raises:
-            ValueError: the step fits no bucket, or is of several for rows that need one at a time.
+            ValueError: the step fits no bucket, or is a multi-step decode with rows that need
+                single steps.
         """
         rows = schedule.rows
         ends = [row.start + row.num_fed for row in rows]
@@ -187,7 +190,7 @@ class BatchBuilder:
     def constrain(
         self, schedule: Schedule, constraints: StepConstraints
     ) -> tuple[list[EditsUpdate], list[MasksUpdate]]:
-        """What slots must be told of host-dependent rows, where they have been told otherwise.
+        """The updates of slots of host-dependent rows whose edits or masks have changed.
 
         Args:
             schedule: of the last `build`; all earlier tokens of its host-dependent rows are read.
@@ -211,7 +214,7 @@ class BatchBuilder:
         return edits, list(self._updates.masks(slots, constraints.allowed))
 
     def _holder(self, row: ScheduledRow) -> tuple[int, RowEdits | None]:
-        """A row's slot and its edits; a slot that does not exist if what was read has ended it."""
+        """A row's slot and its edits; an out-of-range slot if the tokens read have ended it."""
         if (slot := row.request.slot) is None:
             return self._updates.num_slots, None
         return slot, self._mirror.sampling[slot].edits
@@ -230,12 +233,12 @@ class BatchBuilder:
     def _sharing(
         self, step: StepRows, mode: SamplerMode, num_rows: int
     ) -> tuple[DecodeShape, Sequence[Group]] | None:
-        """The bucket of a step that reads once what rows share, and that; None if not worth one.
+        """The bucket of a step that reads shared keys once, and its groups; None if not worth it.
 
         Args:
             step: its rows.
             mode: of its sampler.
-            num_rows: of the bucket without it.
+            num_rows: rows of the bucket without sharing.
         """
         sharing = self._buckets.sharing_shape(len(step.rows), mode=mode)
         if sharing is None:
@@ -283,7 +286,7 @@ class BatchBuilder:
 
 
 def _read_tables(rows: Sequence[ScheduledRow], slots: np.ndarray) -> np.ndarray:
-    """Slots int32 ``[n]`` of the tables that rows read: forks read the row's that they follow.
+    """Slots int32 ``[n]`` of the tables that rows read: a fork reads that of the row it follows.
 
     A fork's own last block is filled after the step.
     """
@@ -309,7 +312,7 @@ def _pack(shape: PrefillShape | DecodeShape, step: StepRows) -> tuple[np.ndarray
 def _pack_decode(
     shape: DecodeShape, step: StepRows, groups: Sequence[Group]
 ) -> tuple[np.ndarray, list[np.ndarray]]:
-    """`_pack`, with what rows share."""
+    """Pack a decode batch, with the groups of rows that share keys; see `_pack`."""
     packed, arrays = _pack(shape, step)
     shared = shape.shared(arrays)
     if shared is not None:
@@ -330,7 +333,7 @@ def _verify_key(
 
 
 def _verified(rows: Sequence[ScheduledRow], num_rows: int, num_proposed: int) -> VerifyArrays:
-    """Where rows are sampled, at up to a power of two of positions."""
+    """The positions to sample in each row, padded to a power of two."""
     ends = np.zeros(num_rows, np.int32)
     ends[: len(rows)] = np.cumsum([row.num_fed for row in rows]) - 1
     fed = np.full((num_rows, 1 << num_proposed.bit_length()), -1, np.int32)

@@ -13,7 +13,7 @@ from jaxinfer.serving.scheduler.schedule import Schedule, ScheduledRow
 
 
 class UnsampledStep(NamedTuple):
-    """A step whose tokens are drawn, if its forward pass does not draw them, by another program.
+    """A step whose forward pass was launched; its sampler may still have to be.
 
     Attributes:
         schedule: the rows that were launched.
@@ -44,11 +44,11 @@ class InFlightStep(NamedTuple):
 
 
 class Launched(NamedTuple):
-    """A step that was handed to the thread that launches.
+    """A step that was submitted to the launching thread.
 
     Attributes:
         schedule: its rows.
-        result: what the launch returns or raises.
+        result: the future of the launch.
     """
 
     schedule: Schedule

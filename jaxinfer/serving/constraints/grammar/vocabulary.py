@@ -1,7 +1,7 @@
-"""A model's vocabulary for llguidance: each token's bytes, and a tokenizer that knows text alone.
+"""A model's vocabulary for llguidance: each token's bytes, and a tokenizer for plain text only.
 
-An added token (`<think>`, `<|im_end|>`) is one that a grammar must name. Text that spells it is its
-letters, so that what a grammar forces never becomes a tag or the end of an answer.
+A grammar gets an added token (`<think>`, `<|im_end|>`) only by name. Text that spells one is
+tokenized as characters, so that forced text never becomes a tag or the end of an answer.
 """
 
 import json
@@ -40,7 +40,7 @@ def grammar_vocabulary(
 
 
 class _TextTokenizer:
-    """What llguidance asks of a tokenizer, under the names that it uses.
+    """The tokenizer interface that llguidance expects, under its names.
 
     Args:
         tokenizer: of the model.
