@@ -33,7 +33,7 @@ RANKINGS: Mapping[tuple[int, int], Ranking] = {
         ("mosaic", "triton", "xla"), "20261122-080534-nvidia-h200-attention-backends.json"
     ),
 }
-"""By compute capability; `scripts/kernel_bench.py --backends` measures."""
+"""Rankings by compute capability, measured by `scripts/kernel_bench.py --backends`."""
 
 _UNMEASURED: tuple[Backend, ...] = ("mosaic", "triton", "xla")
 

@@ -9,12 +9,12 @@ import jax
 import jax.numpy as jnp
 
 _WINDOW_S, _WINDOWS = 0.1, 4
-"""The best of several windows stands, for others may use the machine, too."""
+"""The best of several windows counts, because others may use the machine, too."""
 _CPU_BYTES, _GPU_BYTES = 1 << 27, 1 << 30
-"""Of an array: ten times a GPU's L2 cache, or more."""
+"""Size of an array: ten times a GPU's L2 cache, or more."""
 _LEAST_BYTES = 1 << 26
 _CPU_ROWS, _GPU_ROWS = 512, 8192
-"""Of matrices; on a CPU short enough for a moment of its own."""
+"""Rows of matrices; on a CPU, few enough that a product is rarely interrupted."""
 
 
 def measure_peak(dtype: str) -> dict[str, Any]:

@@ -232,7 +232,7 @@ def _notes(timing: Timing, dtype: str) -> list[str]:
         notes.append("No expected times: sums over GPUs without NVLink were never measured.")
     else:
         notes.append(
-            "Expected times are fitted to recorded H200 runs, the worst of which is off by "
+            "Expected times are fitted to recorded H200 runs, with a largest error of "
             f"{recorded_overheads().worst:.0%}; TTFT is that of prompts that find the engine idle."
         )
     if not chip.measured:

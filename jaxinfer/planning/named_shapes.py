@@ -66,13 +66,13 @@ NAMED_SHAPES = {
     "Qwen3-30B-A3B": _QWEN3_30B_A3B,
     "Llama-2-7B": _LLAMA_2_7B,
 }
-"""By the name that the model is published under, without its owner."""
+"""Shapes by the model's published name, without its owner."""
 SERVED_SHAPES = {
     name.removeprefix("Qwen3-").lower(): shape
     for name, shape in NAMED_SHAPES.items()
     if shape.is_measured
 }
-"""Of models that can be filled with random weights, to measure speed; "8b" is Qwen3-8B."""
+"""Shapes that can be filled with random weights, to measure speed; "8b" is Qwen3-8B."""
 _OWNERS = {"": "", "qwen": "qwen3", "meta-llama": "llama"}
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 RECORDING = "recording.json"
-"""Steps, programs and the engine's facts: with the traces, all that a report is made from."""
+"""Steps, programs and the engine's facts; a report needs only these and the traces."""
 REPORT_JSON = "report.json"
 REPORT_TEXT = "report.txt"
 

@@ -15,9 +15,9 @@ class FinishCode(enum.IntEnum):
     """The reason why a completion ended: `CompletionOutput.finish_reason` as a number."""
 
     STOP = 0
-    """An end-of-sequence or stop token, which is in the completion."""
+    """Ended by an end-of-sequence or stop token, which is in the completion."""
     LENGTH = 1
-    """`max_tokens` or the model's length."""
+    """Ended by `max_tokens` or the model's length."""
     ABORT = 2
     """Aborted, as `update_params` may."""
     ERROR = 3

@@ -12,7 +12,7 @@ import jax
 from jaxinfer.rollouts.trees import Leaves, canonical
 
 LAYER = "{layer}"
-"""Stands for the number of a layer in paths."""
+"""Placeholder for the number of a layer in paths."""
 
 Shape = tuple[int, ...]
 
@@ -61,7 +61,7 @@ def check_source(each: Assignment, leaves: Leaves, like: jax.ShapeDtypeStruct) -
     Args:
         each: the parameter.
         leaves: the trainer's, from `leaves_by_path`.
-        like: what the engine needs.
+        like: the engine's shape and dtype.
 
     Raises:
         ValueError: names paths and shapes, or both numbers of layers.

@@ -7,7 +7,7 @@ import jax
 import numpy as np
 
 Leaves = dict[str, Any]
-"""From canonical path to array, in the order of the tree."""
+"""Arrays by canonical path, in the order of the tree."""
 
 
 def leaves_by_path(tree: Any) -> Leaves:
@@ -19,7 +19,7 @@ def leaves_by_path(tree: Any) -> Leaves:
     collection ``params`` is unwrapped; functions, as modules hold for activations, are left out.
 
     Args:
-        tree: what a trainer holds; no array is copied.
+        tree: a trainer's parameters; no array is copied.
 
     Returns:
         Leaves by `canonical` path, such as ``model.layers.0.self_attn.q_proj``.

@@ -24,9 +24,7 @@ class LocalRequest(NamedTuple):
 class LocalModel:
     """Answers prompts with an engine in this process."""
 
-    when_stopped = (
-        "; what the engine compiles or computes just now ends before the next answer begins"
-    )
+    when_stopped = "; work that the engine has begun ends before the next answer begins"
 
     def __init__(self, llm: "LLM") -> None:
         self._llm = llm

@@ -150,7 +150,7 @@ def run_load(target: Target, load: Load, num_processes: int) -> LoadResult:
 
 
 _barrier: threading.Barrier | None = None
-"""Has the processes of a client begin together; None in one that is alone."""
+"""Makes the client's processes begin together; None with a single process."""
 
 
 def _share_barrier(barrier: threading.Barrier) -> None:

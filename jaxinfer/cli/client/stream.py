@@ -57,7 +57,7 @@ class _Stream(asyncio.Protocol):
         self._latest: list[bytes] = []
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)  # what a protocol of bytes gets
+        assert isinstance(transport, asyncio.Transport)  # always so for a bytes protocol
         transport.write(self._request)
 
     def data_received(self, data: bytes) -> None:

@@ -16,7 +16,7 @@ Stage = Literal["as_always", "recorded"]
 RESULT = "stage.json"
 """File in the profile's directory with the first process's messages to the second."""
 MEMORY_TEXT = "memory.txt"
-"""What holds the memory, in the profile's directory."""
+"""File in the profile's directory with the memory report."""
 WITHOUT_GRAPHS = "--xla_gpu_enable_command_buffer="
 _MODULE = "jaxinfer.cli.profiling.stage"
 

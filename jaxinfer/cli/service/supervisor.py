@@ -15,7 +15,7 @@ from jaxinfer.cli.service.child_process import ChildProcess
 _ENGINE = "jaxinfer.cli.service.engine_process"
 _FRONT_END = "jaxinfer.cli.service.front_end_process"
 _PAUSES_S = (0.0, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0)
-"""Before a front end's replacement: for its first end within `_LATELY_S`, the second and so on."""
+"""Pauses before a front end is replaced, after its first, second, ... end within `_LATELY_S`."""
 _LATELY_S = 300.0
 _MOST_FAILED_STARTS = 4  # of a front end, before the service is ready
 _RESTARTS_EVERY_S = 3600.0  # an engine that ends sooner after its restart would end again

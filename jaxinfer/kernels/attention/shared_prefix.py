@@ -14,9 +14,9 @@ from jaxtyping import Array, Int32
 KEYS = 64
 """Keys of a tile. Shared keys are counted in whole tiles, so that no tile needs a mask."""
 MOST_ITEMS_OF_A_ROW = 4
-"""Stretches that one row's shared keys are cut into at most."""
+"""Most work items that one row's shared keys are split into."""
 QUERIES = 64
-"""Queries of a work item and a kv head: what a warpgroup multiplies at once."""
+"""Queries of a work item and a kv head, which a warpgroup multiplies at once."""
 
 
 class SharedPrefixes(NamedTuple):

@@ -51,10 +51,10 @@ class TensorAxis:
         return jax.lax.ppermute(x, self.name, [(0, 1), (1, 0)])
 
     def alone(self) -> TensorAxis:
-        """The same for sums that may run side by side, all of which XLA then performs.
+        """The axis for sums that may run side by side; XLA then performs all of them.
 
         Two GPUs that reach each other's memory swap: their copy engines do that, beside products
-        that have all multiprocessors to themselves, of which NCCL's kernels would take some.
+        that then have all multiprocessors, some of which NCCL's kernels would take.
         """
         swaps = self.peers is not None and self.size == 2
         return dataclasses.replace(self, peers=None, swaps=swaps)

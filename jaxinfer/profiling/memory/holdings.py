@@ -12,8 +12,8 @@ OWNERS: tuple[MemoryOwner, ...] = get_args(MemoryOwner)
 - weights: the parameters.
 - KV cache: the pages, whether tokens are in them or not.
 - slots: each running sequence's last token, biases, and token counts for penalties.
-- step temporaries: what the largest step needs beside these while it runs.
-- compile scratch: what XLA takes to try kernels out while it compiles.
+- step temporaries: memory that the largest step needs beside these while it runs.
+- compile scratch: memory that XLA takes for autotuning while it compiles.
 - other: in XLA's allocator, but none of these, such as a trainer's arrays.
 - outside: on the device, but not in XLA's allocator: CUDA itself, its graphs, NCCL, other programs.
 """

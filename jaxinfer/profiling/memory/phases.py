@@ -55,7 +55,7 @@ def memory_phases(
 
     Args:
         marks: of one device, in the order of time; the last is "generating", of now.
-        held: what the engine keeps there since its start.
+        held: bytes that the engine keeps there since its start.
         now: the same at this moment; less while the engine sleeps.
     """
     phases, before = [], None

@@ -93,7 +93,7 @@ class Front:
         self.settings = settings
         self.telemetry = telemetry
         self.engine_metrics = Latest(engine.get_metrics, _METRICS_WITHIN_S)
-        """The engine's counters, as they are or were when it could last be asked."""
+        """The engine's counters, current or as last read."""
         self.prompts = Prompts(engine, settings.template_kwargs)
         template = engine.tokenizer.chat_template if engine.tokenizer else None
         for_tools = engine.tokenizer.tool_chat_template if engine.tokenizer else None
@@ -104,7 +104,7 @@ class Front:
         self._large_answer = asyncio.Lock()
         self.started = int(time.time())
         self.num_running = 0
-        """Requests whose answers are being made."""
+        """Number of requests being served."""
 
     def check_model(self, name: str | None) -> None:
         """Refuse a name that is not served.

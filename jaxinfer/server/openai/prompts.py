@@ -24,7 +24,7 @@ from jaxinfer.serving.requests.prompts import PromptReader
 _FIELDS = ("prompt", "messages", "input", "tools", "chat_template_kwargs", "continue_final_message")
 
 MOST_CHARS = 8 << 20
-"""Of a text that is tokenized: some seconds of work."""
+"""Most characters of a text that is tokenized: some seconds of work."""
 
 _FEW_IDS = 4096  # quicker to check than to hand to a thread
 

@@ -20,7 +20,7 @@ from jaxinfer.serving.requests.packed_ids import ID_BYTES, unpack_ids
 from jaxinfer.serving.requests.prompts import PromptReader
 from jaxinfer.serving.startup.model_files import read_model_config, read_tokenizer
 
-# What a front end decides itself, or what the engine's process has no use for.
+# Fields that a front end handles itself, or that the engine's process does not need.
 _MOST_SHARED_BYTES = 4096
 _STAY_OF_REQUEST = ("key", "label", "kind")
 _STAY_IN_FRONT_END = {

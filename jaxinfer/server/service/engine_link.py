@@ -60,7 +60,7 @@ class EngineLink:
         self._writer = writer
         self.description = description
         self.failure: errors.EngineDeadError | None = None
-        """Why nothing can be asked any more."""
+        """The error after which no call is possible; None while connected."""
         self.on_step: Callable[[Step], None] = lambda step: None
         self.on_refused: Callable[[int, Exception], None] = lambda number, error: None
         self.on_lost: Callable[[Exception], None] = lambda error: None
@@ -141,7 +141,7 @@ class EngineLink:
                 # Readers go first: data that waits in the buffer must not make them look slow.
                 await asyncio.sleep(0)
         except Exception as error:
-            logger.exception("what the engine sent can't be used")
+            logger.exception("can't use a message from the engine")
             cause = f"the connection to the engine broke: {error}"
         self.failure = errors.EngineDeadError(cause)
         self._writer.close()
@@ -168,7 +168,7 @@ class EngineLink:
                 else:
                     outcome.set_result(value)
             case Hello():
-                raise ValueError("the engine said twice what it is")
+                raise ValueError("the engine sent its description twice")
 
     def _end_calls(self) -> None:
         for outcome in self._calls.values():

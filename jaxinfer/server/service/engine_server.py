@@ -102,7 +102,7 @@ class EngineServer:
             while (data := await read_frame(reader)) is not None:
                 self._take(requests, decode_to_engine(data), writer)
         except ValueError as error:
-            logger.error("a front end is given up: it sent what is no message (%s)", error)
+            logger.error("disconnecting a front end that sent an invalid message: %s", error)
         finally:
             self._driver.owner.post(lambda: self._forget(requests))
             self._writers.discard(writer)

@@ -26,7 +26,7 @@ from jaxinfer.serving.requests.new_request import NewRequest, wanted_outputs
 from jaxinfer.serving.requests.prompts import match_params, split_prompts
 
 LONGEST_SILENCE_S = 30.0
-"""The engine's process answers pings at all times but while it traces a program, for seconds."""
+"""The engine's process always answers pings, except for seconds while it traces a program."""
 
 _REOPEN_EVERY_S = 0.1
 _RETRY_AFTER_S = 5

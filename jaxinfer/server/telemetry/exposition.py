@@ -39,7 +39,7 @@ _HELP = {
 }
 _HELP |= {spec.name: spec.help for spec in itertools.chain(series.COUNTERS, series.HISTOGRAMS)}
 _OWN = frozenset(counter.name for counter in series.COUNTERS)
-"""Counters of the front ends: tokens and ends that clients were told of."""
+"""Counters of the front ends: tokens and ends of requests as delivered to clients."""
 
 ALL_NAMES = tuple(_HELP)
 """Names of all families that can be shown, without prefix."""

@@ -111,4 +111,4 @@ NUM_GENERATED = _histogram("request_generation_tokens", "Tokens of a request's a
 SIZE = _next_offset()
 """Numbers in a table."""
 LAYOUT = repr((COUNTERS, HISTOGRAMS))
-"""Tables of other layouts are of another version."""
+"""Identifies the layout; tables with another layout are from another version."""

@@ -113,7 +113,7 @@ class TracingWorkers:
         self._news.put((process.pid, ""))
 
     def _send(self, process: "subprocess.Popen[str]", task: Task) -> None:
-        # The task lies in a file, of which the pipe takes the name: so the sender does not wait
+        # The task is in a file, and only its name is sent by the pipe: so the sender does not wait
         # until the other process has come to read.
         self._num_tasks += 1
         path = Path(self._directory.name) / f"{self._num_tasks}.task"

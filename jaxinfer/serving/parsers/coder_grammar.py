@@ -17,7 +17,7 @@ _TAGS = r"(?s:.*)(</(parameter|function|tool_call)>|<(parameter|function)=)(?s:.
 _FREE = f"free[lazy]: (/(?s:.*)/ & ~{regex(_TAGS)}) {_END}"
 _WORDS = {"null": ("null", "None"), "boolean": ("true", "false", "True", "False")}
 _BEGINS = {"integer": "-?[0-9]", "number": "-?[0-9]", "array": r"\[", "object": r"\{"}
-"""How texts begin that may be values of other types, where the schema admits these too."""
+"""Beginnings of texts that would be read as other types, if the schema admits these too."""
 
 _OF_ALL = ("anyOf", "oneOf", "patternProperties", "enum", "const")
 _MOST_CHARS = 1 << 20

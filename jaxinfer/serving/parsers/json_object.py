@@ -22,7 +22,7 @@ _ESCAPES = np.array(
     ],
     np.uint32,
 )
-"""JSON's escapes of control characters, zeros behind them, ``[32, 6]``."""
+"""JSON's escapes of control characters, padded with zeros, ``[32, 6]``."""
 
 _MOST_MEMBERS = 64
 _OPENING = re.compile(r"[ \t\n\r]*+\{[ \t\n\r]*+")

@@ -6,7 +6,7 @@ TOOL_PARSER_NAMES = ("hermes", "qwen3_coder", "qwen3_xml")
 """Values of `--tool-call-parser`, beside "auto" and "none"; the last two are one parser."""
 
 REASONING_PARSER_NAMES = ("qwen3",)
-"""Values of `--reasoning-parser`, likewise."""
+"""Values of `--reasoning-parser`, beside "auto" and "none"."""
 
 AUTO, NONE = "auto", "none"
 

@@ -55,7 +55,7 @@ _FOLLOWING: Mapping[tuple[str, ...], tuple[re.Pattern[str], re.Pattern[str]]] = 
     tags: (re.compile(_SPACES + _any(*tags)), re.compile(_SPACES + _begun(*tags)))
     for tags in (_TAGS, _OPENINGS, (_CLOSE,))
 }
-"""Of tags, patterns of white space with one of them behind it, whole and begun."""
+"""By tags: patterns of white space followed by one of them, complete and incomplete."""
 
 
 class Qwen3CoderToolParser(ToolParser):

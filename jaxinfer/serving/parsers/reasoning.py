@@ -13,11 +13,11 @@ from jaxinfer.structured_outputs import ThinkingStage
 OPEN, CLOSE, CALL = "<think>", "</think>", "<tool_call>"
 
 ReasoningState = ThinkingStage
-"""The prompt has opened the reasoning, or said nothing of it, or closed it."""
+"""The reasoning's state: open, not begun, or over, at the prompt's end or later."""
 
 
 _MOST_SPACES = 64
-"""White space before `<think>`; after more of it, the answer has no reasoning."""
+"""Most white space before `<think>`; after more, the answer has no reasoning."""
 
 
 class Qwen3ReasoningParser:

@@ -7,7 +7,7 @@ from jaxinfer.outputs import CallArguments, CallStart, Content, Piece
 from jaxinfer.serving.parsers.held_back import HeldBack
 
 MAX_BLOCKS = 128
-"""Tool calls of one answer that are read, malformed ones included; later ones stay content."""
+"""Most tool calls of one answer, malformed ones included; later ones stay content."""
 
 State = Callable[[str, int], int | None]
 """(text, position) -> the position to go on at with the state that is set by then. None: the rest,

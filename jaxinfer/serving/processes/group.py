@@ -32,7 +32,7 @@ _GRACE_S = 10.0
 _CALLS_KEPT = 256
 
 _number = itertools.count()
-"""Of the next engine: every process makes the same engines in the same order."""
+"""Numbers the engines: every process makes the same engines in the same order."""
 
 
 def meet(timeout: float = START_TIMEOUT_S) -> "ProcessGroup | None":

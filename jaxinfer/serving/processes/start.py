@@ -10,11 +10,11 @@ import jax
 from jax._src import distributed
 
 AUTO = "auto"
-"""In place of an address: Slurm, Kubernetes or MPI know it."""
+"""An address that is taken from Slurm, Kubernetes or MPI."""
 
 START_TIMEOUT_S = 300
 ENDED_KEY = "jaxinfer/ended/"
-"""Followed by a process id: that process has ended in good order."""
+"""Prefix of the key, with a process id, by which that process reports a normal end."""
 
 _VARIABLES = {
     "coordinator_address": "JAX_COORDINATOR_ADDRESS",

@@ -16,7 +16,7 @@ _SHORT_TABLE_TOKENS = 4096
 _MOST_ROWS_OF_ONE_WIDTH = 32
 
 MULTI_STEP_ROWS = 8
-"""Most rows of a launch of several decode steps."""
+"""Most rows of a multi-step decode."""
 
 PLAIN_MODES: tuple[SamplerMode, ...] = ("temperature", "truncate")
 """Modes of batches that need nothing of their slots but a mask."""

@@ -24,4 +24,4 @@ OVERLAP_OPTIONS: dict[str, Any] = {
     # Two GPUs swap by copies from memory to memory; without this option NCCL's kernels would do it.
     "xla_gpu_collective_permute_mode": "COLLECTIVES_PEER_MEMORY",
 }
-"""For programs whose tokens go through the layers in parts."""
+"""XLA's options for programs whose tokens go through the layers in parts."""

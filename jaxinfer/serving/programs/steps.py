@@ -38,7 +38,7 @@ from jaxinfer.serving.sampling.custom import CustomSampler, LogitsProcessor
 KVCache = tuple[Pages, ...]
 """The pages of each layer."""
 Forward = Callable[..., tuple[KVCache, Array, Array]]
-"""What `feed_last_tokens` is, or behaves as."""
+"""The signature of `feed_last_tokens` and its replacements."""
 
 
 @dataclass(frozen=True)

@@ -54,7 +54,7 @@ class LaunchThread:
 
 
 _here = threading.local()
-"""The context of each thread, as long as it runs."""
+"""Each thread's context manager, held while it runs."""
 
 
 def _enter(within: Callable[[], AbstractContextManager[object]]) -> None:

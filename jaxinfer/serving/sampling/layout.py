@@ -13,16 +13,16 @@ WITH_SLOTS: tuple[SamplerMode, ...] = ("full", "mixed")
 """Modes whose programs take `SlotState`."""
 
 MODES: tuple[SamplingMode, ...] = ("temperature", "truncate", "full")
-"""From cheapest to dearest; each can serve what the ones before it can."""
+"""Sampling modes from cheapest to most expensive; each also serves rows of the modes before it."""
 
 EDIT_WIDTH = 640
 """Most logit edits of a row: biases, stop tokens banned by min_tokens, and bad words."""
 
 ALWAYS = 2**31 - 1
-"""Position up to which an edit applies that never ends."""
+"""The end position of an edit that applies forever."""
 
 IN_PROMPT, IN_OUTPUT = 1, 2
-"""What a token adds to its count: once for the prompt, each time it is generated."""
+"""Increments of a token's count: once for the prompt, and for each time it is generated."""
 
 
 class Column(IntEnum):

@@ -31,10 +31,10 @@ _DIGIT_BITS = 2
 _PARTS = 32
 
 DROPPED = -1
-"""Stands for the key of a token that `min_p` has dropped: below every threshold."""
+"""The key of a token that `min_p` has dropped: below every threshold."""
 
 Measure = Callable[[jax.Array], jax.Array]
-"""What a search adds up, as a function of the keys: their number or their weights."""
+"""The quantity that a search sums, as a function of the keys: their number or their weights."""
 
 
 def truncate(

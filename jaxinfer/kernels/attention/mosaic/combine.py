@@ -23,7 +23,7 @@ from jaxinfer.kernels.mosaic.pages import Ref
 from jaxinfer.kernels.mosaic.rows import load_global, row_layout, store_anyhow
 
 _MOST_SPLITS = 8  # blocks, the largest portable cluster
-_SHARED_BYTES = 210 * 1024  # of a multiprocessor's, without what a block has besides its stages
+_SHARED_BYTES = 210 * 1024  # of a multiprocessor, less a block's memory besides its stages
 _STAGE_BYTES = 32 * 1024  # of the decode kernel with tiles of 64 keys
 
 

@@ -25,8 +25,8 @@ COLUMN = plgpu.Layout.WGMMA.reduce(0)
 """Layout of one value per column (query) of a wgmma accumulator."""
 
 type State = tuple[jax.Array, jax.Array, jax.Array]
-"""Of an online softmax: an unnormalised output `[D, N]`, maxima (base 2) `[N]`, and sums, of each
-key row by itself, `[block_kv, N]`; all float32."""
+"""The state of an online softmax, all float32: an unnormalised output `[D, N]`, maxima (base 2)
+`[N]`, and sums of each key row by itself, `[block_kv, N]`."""
 
 
 def columns_of(group: int) -> int:

@@ -20,9 +20,9 @@ from jaxinfer.kernels.attention.numba.call_frame import (
 )
 
 DECODE = "jaxinfer_paged_decode_attention"
-"""What XLA knows the function by."""
+"""The name of XLA's call target."""
 DECODE_INT8 = "jaxinfer_paged_decode_attention_int8"
-"""Likewise, with pages of an int8 cache."""
+"""The name of XLA's call target for pages of an int8 cache."""
 
 _CHUNK = 32  # keys
 _LOWEST = np.float32(-1e30)  # exponent of keys without weight

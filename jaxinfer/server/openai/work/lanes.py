@@ -10,9 +10,9 @@ LARGE = 1 << 16
 """Characters of a text, or bytes of an answer, that count as large: some 50 ms of work."""
 
 _MOST_WAITING = 1024
-"""Works of a lane."""
+"""Most pieces of work that wait in a lane."""
 _MOST_SIZE = 64 << 20
-"""Of what waits in a lane together: a minute of tokenizing."""
+"""Most total size of work that waits in a lane: a minute of tokenizing."""
 
 
 class Lanes:

@@ -30,10 +30,10 @@ from jaxinfer.serving.compile.cache.entries import Entries
 logger = logging.getLogger("jaxinfer")
 
 FOUND_EVENT = "/jaxinfer/compile/executable_found"
-"""What JAX's listeners hear of each program that is read from disk."""
+"""The event for JAX's listeners of each program that is read from disk."""
 
 LOAD_EVENT = "/jaxinfer/compile/executable_load_duration"
-"""How long that took, in seconds."""
+"""The event with the seconds that reading took."""
 
 # Programs compile at their first use there, and JAX finds them by their code, whatever has changed
 # in this package's source.

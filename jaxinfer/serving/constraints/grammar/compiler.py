@@ -17,7 +17,7 @@ from jaxinfer.serving.constraints.grammar.vocabulary import grammar_vocabulary
 from jaxinfer.structured_outputs import StructuredOutputsParams
 
 DEADLINE_S = 10.0
-"""How long a request waits for its grammar before it is refused."""
+"""Seconds that a request waits for its grammar before it is refused."""
 
 _NUM_THREADS = 2
 # The library's defaults except the size, which costs the most time, and the text of errors, which

@@ -25,7 +25,7 @@ class GrammarCache:
         self._kept: OrderedDict[tuple[Any, ...], Grammar] = OrderedDict()
         self._lock = threading.Lock()
         self.num_bytes = 0
-        """What the grammars in it take."""
+        """Memory of the cached grammars, in bytes."""
 
     def __len__(self) -> int:
         return len(self._kept)

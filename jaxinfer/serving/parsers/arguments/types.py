@@ -23,7 +23,7 @@ _IMPLIED = {
     "string": ("pattern", "minLength", "maxLength", "format"),
     "number": ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"),
 }
-"""Types that a schema without `type` means by its keywords."""
+"""Types that a schema without `type` implies by its keywords."""
 
 _MOST_DEPTH = 32
 

@@ -9,7 +9,7 @@ from jaxinfer.serving.constraints.grammar.backend import llguidance
 from jaxinfer.serving.constraints.grammar.schemas.keywords import copied_parts
 
 NAME_COMMENT = "// "
-"""Begins the line above a rule of a grammar, with what errors about the rule's schema name."""
+"""Begins the line above a rule of a grammar, which names the rule's schema for errors."""
 
 _IN_A_RULE = re.compile(r"at (\d+)\(\d+\): (?:failed to compile JSON schema: )?")
 _SOURCE = re.compile(r"\n +\d+ \| .*", re.DOTALL)

@@ -22,8 +22,8 @@ ANNOTATIONS = frozenset(
         "discriminator",
     }
 )
-"""Keywords that say nothing of which values are valid (`discriminator`, OpenAPI's, repeats what
-`oneOf` says); so do all that begin with "x-"."""
+"""Keywords that don't restrict values (OpenAPI's `discriminator` repeats `oneOf`); others that
+begin with "x-" don't, either."""
 
 ENFORCED = frozenset(
     {
@@ -86,13 +86,13 @@ REFUSED = frozenset(
         "$recursiveRef",
     }
 )
-"""Keywords of JSON Schema that llguidance does not implement; values that say nothing are left out:
+"""Keywords of JSON Schema that llguidance does not implement; values without effect are dropped:
 `uniqueItems: false`, and `propertyNames` of all strings."""
 
 FORMATS = frozenset(
     ("date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uri", "uuid")
 )
-"""Values of `format` that answers follow; any other, such as "password", says nothing of them."""
+"""Values of `format` that answers follow; any other, such as "password", is not enforced."""
 
 _BY_NAME = ("properties", "patternProperties", "$defs", "definitions")
 _LISTS = ("allOf", "anyOf", "oneOf", "prefixItems")
