@@ -118,21 +118,20 @@ def add_serve_flags(parser: argparse.ArgumentParser) -> None:
         "--shutdown-timeout",
         type=_seconds,
         default=30.0,
-        help="seconds that SIGTERM lets requests go on; a second signal aborts them (default: 30)",
+        help="seconds for requests to end after SIGTERM; a second signal aborts them (default: 30)",
     )
     group = parser.add_argument_group("monitoring")
     group.add_argument(
         "--access-log",
         action="store_true",
-        help="write a JSON line a request on standard error, without prompts or answers",
+        help="write one JSON line per request to standard error, without prompts or answers",
     )
     group.add_argument(
         "--metrics-prefix",
         type=_metrics_prefix,
         default="jaxinfer:",
         metavar="PREFIX",
-        help="begins the names of metrics; dashboards made for vLLM want vllm: "
-        "(default: jaxinfer:)",
+        help="prefix of metric names; dashboards made for vLLM need vllm: (default: jaxinfer:)",
     )
 
 

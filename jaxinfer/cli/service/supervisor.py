@@ -159,7 +159,7 @@ class Supervisor:
 
     async def _watch_silence(self) -> None:
         most = self._plan.longest_silence
-        still: ChildProcess | None = None  # the engine, while it stands still
+        still: ChildProcess | None = None  # the engine, while it hangs
         while True:
             # Where this process was stopped too, reports are read before the next look.
             before = {child for child in self._children() if child.silence > most}
@@ -168,12 +168,12 @@ class Supervisor:
             silent = [child for child in silent if child.silence > most]
             for child in silent:
                 if child is not self._engine:
-                    print_error("serve", f"{child.name}'s process stands still for {most:g} s")
+                    print_error("serve", f"{child.name}'s process has not responded for {most:g} s")
                     child.send(signal.SIGKILL)
             engine = self._engine
             now = engine if engine in silent else None
             if now is not None and still is not now:
-                print_error("serve", f"{now.name}'s process stands still for {most:g} s")
+                print_error("serve", f"{now.name}'s process has not responded for {most:g} s")
             elif now is None and engine is not None and still is engine and not engine.has_ended:
                 print_error("serve", f"{engine.name}'s process goes on")
             still = now

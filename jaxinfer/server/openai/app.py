@@ -137,7 +137,7 @@ async def _answer(request: Request, error: Exception) -> Response:
         error = ApiError(404, hint, route=path)
     elif isinstance(error, HTTPException) and error.status_code == 405:
         allowed = (error.headers or {}).get("Allow", "other methods")
-        hint = f"{request.method[:20]} is not taken here; use {allowed}"
+        hint = f"{request.method[:20]} is not allowed here; use {allowed}"
         error = ApiError(405, hint, route=request.scope["path"], headers=error.headers)
     return as_api_error(error).response()
 

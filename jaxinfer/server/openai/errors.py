@@ -173,7 +173,7 @@ def as_api_error(error: BaseException) -> ApiError:
         case MissingPackageError():
             return ApiError(501, f"this server lacks a package: {error}", code="missing_package")
         case JaxinferError():
-            logger.info("a request ends with the engine", exc_info=error)
+            logger.info("a request ended because the engine did", exc_info=error)
             return ApiError(500, str(error), code="engine_error")
         case HTTPException():
             return ApiError(error.status_code, str(error.detail), headers=error.headers)

@@ -210,12 +210,12 @@ def _failure(output: RequestOutput) -> ApiError:
     """The error of a request that failed: the engine's fault, or a limit of the service."""
     why = presentable(output.error or "")
     if why.startswith("GrammarError"):
-        return ApiError(400, f"the answer could not go on: {why}", code="grammar_too_complex")
+        return ApiError(400, f"the answer can't be continued: {why}", code="grammar_too_complex")
     if why.startswith("NoTokenLeft"):
-        return ApiError(400, f"the answer could not go on: {why}", code="no_token_left")
+        return ApiError(400, f"the answer can't be continued: {why}", code="no_token_left")
     if any(each.finish_reason == "abort" for each in output.outputs):
         return ApiError(503, f"the request was ended: {why}", code="request_aborted")
-    return ApiError(500, f"the engine could not go on: {why}", code="engine_error")
+    return ApiError(500, f"the engine failed: {why}", code="engine_error")
 
 
 async def finals(outputs: Outputs) -> list[RequestOutput]:

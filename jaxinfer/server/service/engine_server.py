@@ -170,5 +170,5 @@ def _write(writer: asyncio.StreamWriter, data: bytes) -> None:
         return
     writer.write(data)
     if transport.get_write_buffer_size() > _MOST_UNSENT_BYTES:
-        logger.error("a front end is given up: it leaves %d bytes unread", _MOST_UNSENT_BYTES)
+        logger.error("disconnecting a front end that left %d bytes unread", _MOST_UNSENT_BYTES)
         transport.abort()

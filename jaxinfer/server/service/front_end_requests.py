@@ -14,7 +14,7 @@ from jaxinfer.serving.engine.driver import EngineDriver
 from jaxinfer.serving.requests.new_request import NewRequest, new_key
 from jaxinfer.serving.requests.token_group import RunFacts, TokenOutput
 
-_QUEUE_FULL = "as many requests wait as may; try again later, or raise max_waiting_requests"
+_QUEUE_FULL = "the request queue is full; try again later, or raise max_waiting_requests"
 
 
 class FrontEndRequests:

@@ -315,7 +315,7 @@ class RemoteLLM:
                 continue
             self._end_in_engine(row.number, stream.take(row, step.time, scores.get(i, ())))
             if stream.num_undelivered > most and not stream.is_whole:
-                reason = f"its reader left more than {most} tokens untaken"
+                reason = f"its reader left more than {most} tokens unread"
                 self._end_in_engine(row.number, stream.end("abort", reason))
 
     def _expire(self, number: int, limit: float) -> None:

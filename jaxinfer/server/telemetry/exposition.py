@@ -23,7 +23,7 @@ _HELP = {
     "kv_cache_usage_perc": "Share of the KV blocks that requests hold, 0 to 1.",
     "prefix_cache_queries": "Prompt tokens looked up in the prefix cache.",
     "prefix_cache_hits": "Prompt tokens found there.",
-    "num_preemptions": "Requests that lost their blocks for a time.",
+    "num_preemptions": "Preemptions: requests that lost their blocks and were resumed later.",
     "num_compilations": "Programs compiled since the engine was made.",
     "compile_seconds": "Seconds that steps have waited for compilations.",
     "engine_steps": "Steps of the engine; each step of a multi-step decode counts.",

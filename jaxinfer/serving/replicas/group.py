@@ -272,7 +272,7 @@ class EngineGroup:
             if failure is not None:
                 self._dead.add(member.index)
                 logger.error(
-                    "replica %d of %d is left out: %s", member.index, len(self._members), failure
+                    "replica %d of %d is removed: %s", member.index, len(self._members), failure
                 )
                 self._end_all_of(member, f"its replica failed: {failure}")
         if not self._alive():

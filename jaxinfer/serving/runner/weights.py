@@ -78,5 +78,5 @@ class Weights:
             return writer.write(self.wanted, old)
         except Exception as error:
             if any(leaf.is_deleted() for leaf in jax.tree.leaves(old)):
-                raise StepError(f"the weights were lost in being written: {error}") from error
+                raise StepError(f"the weights were lost while being written: {error}") from error
             raise

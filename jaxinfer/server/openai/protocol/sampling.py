@@ -89,7 +89,7 @@ class DrawFields(Body):
         None, description="-1 sets no limit."
     )
     timeout: Annotated[float, Field(gt=0, le=MAX_TIMEOUT)] | None = Field(
-        None, description="Seconds; then the answer is what there is, and finish_reason is abort."
+        None, description="Seconds after which the answer ends as it is, with finish_reason abort."
     )
     length_penalty: Ignored = None
     early_stopping: Ignored = None
@@ -105,7 +105,7 @@ class DrawFields(Body):
 class SamplingFields(DrawFields, StructuredFields, ClientFields):
     """The fields that completions and chat share."""
 
-    model: str | None = Field(None, description="A served name; left out, the one there is.")
+    model: str | None = Field(None, description="A served name; may be left out.")
     n: Annotated[int, Field(ge=1, le=MAX_N)] | None = None
     truncate_prompt_tokens: Annotated[int, Field(ge=-1, le=_MAX_INT32)] | None = None
     prompt_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None

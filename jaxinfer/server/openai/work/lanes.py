@@ -40,7 +40,7 @@ class Lanes:
         lane = "small" if size <= LARGE else "large"
         waiting = self._waiting[lane]
         if len(waiting) >= _MOST_WAITING or (waiting and sum(waiting) + size > _MOST_SIZE):
-            raise QueueFullError(f"as many {lane} texts wait as may; try again later")
+            raise QueueFullError(f"the queue of {lane} texts is full; try again later")
         waiting.append(size)
         try:
             return await asyncio.get_running_loop().run_in_executor(self._threads[lane], work)
