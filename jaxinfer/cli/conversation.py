@@ -50,7 +50,7 @@ class Conversation:
         return [*before, *self.turns, {"role": "user", "content": question}]
 
     def keep(self, question: str, answer: str) -> None:
-        """Add what the user asked and what the model said, both or (on an interrupt) none."""
+        """Add the user's question and the model's answer, both or (on an interrupt) none."""
         self.turns += [
             {"role": "user", "content": question},
             {"role": "assistant", "content": answer},

@@ -19,7 +19,7 @@ def plan_lines(plan: Plan) -> list[str]:
 
 
 def comparison_lines(plans: Sequence[Plan]) -> list[str]:
-    """A line for each plan: what fits, the smallest batch, and the largest that fits."""
+    """A line for each plan: sequences that fit, the smallest batch, and the largest that fits."""
     head = ("model", "device", "context", "weights", "KV tokens", "fit", "TTFT", "TPOT", "batch")
     legend = (
         "weights: GiB of each device. fit: sequences at once. TTFT, TPOT: milliseconds of the "

@@ -1,4 +1,4 @@
-"""The kernel policy: how an engine's ops are computed, as one value, static in every program."""
+"""The kernel policy: an engine's choice of kernels as one value, static in every program."""
 
 from dataclasses import dataclass
 

@@ -60,7 +60,7 @@ class Plan:
         tensor_parallel_size: devices that share the model.
         dtype: of weights and activations.
         kv_cache_dtype: of keys and values: "auto" is `dtype`.
-        context: tokens of each sequence: a prompt's, for TTFT, or what a decode step reads.
+        context: tokens of each sequence: of its prompt for TTFT, or read by a decode step.
         parameters: of the model.
         active_parameters: parameters that one token uses.
         operations: parameters, operations and bytes by part.

@@ -16,7 +16,7 @@ class Peak:
         name: the device.
         bytes_per_s: of its memory, sustained.
         flops_per_s: of its matrix units, in the profile's dtype, sustained.
-        source: where the numbers are from.
+        source: the origin of the numbers.
     """
 
     name: str

@@ -79,7 +79,7 @@ class MappedParams:
             config: the model's shape.
             dtype: of every parameter; None is that of the embedding's source.
             mesh: the engine's devices; None is the mesh that the trainer's arrays lie on, if any.
-            rules: how the devices share the model.
+            rules: the sharding of the model over the devices.
 
         Raises:
             ValueError, TypeError: as `check`.

@@ -122,7 +122,7 @@ class LocalModel:
         Args:
             request: the request.
             answer: the complete answer.
-            setting: how the user sets the maximum number of tokens, for example "--max-tokens".
+            setting: the user's setting of the maximum number of tokens, for example "--max-tokens".
         """
         if answer.finish_reason != "length":
             return None
@@ -136,7 +136,7 @@ class LocalModel:
 
 
 def _extend(answer: Answer, output: "RequestOutput") -> None:
-    """Add what is new in an output."""
+    """Add the new tokens and text of an output."""
     piece = output.outputs[0]
     answer.text += piece.text
     answer.token_ids = answer.token_ids or []

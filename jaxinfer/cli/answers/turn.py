@@ -34,7 +34,7 @@ def take_turn(
 
     Raises:
         KeyboardInterrupt: a second Ctrl-C.
-        Exception: what `pieces` raises; the conversation is as before.
+        Exception: raised by `pieces`; the conversation is as before.
     """
     is_whole = False
     try:

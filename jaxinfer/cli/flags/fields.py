@@ -33,7 +33,7 @@ def add_field_flag(
 
     Args:
         group: takes the flag.
-        kind: the dataclass; its docstring has a line "name: text" of each field, of which the first
+        kind: the dataclass; its docstring has a line "name: text" for each field, whose first
             sentence is the flag's help, and "None is X" in it the default that is shown.
         name: of the field.
         flags: in place of the field's name with hyphens.

@@ -1,4 +1,4 @@
-"""The parser of `jaxinfer profile`, for its own process and for those that it starts."""
+"""The parser of `jaxinfer profile`, for its own process and for the processes that it starts."""
 
 import argparse
 import dataclasses
@@ -63,7 +63,9 @@ def _add_flags(parser: argparse.ArgumentParser) -> None:
         choices=SERVED_SHAPES,
         help="random weights of this Qwen3's shape (default: a model's own)",
     )
-    batch.add_argument("--sequences", type=positive_integer, default=4, help="in the batch (default: 4)")
+    batch.add_argument(
+        "--sequences", type=positive_integer, default=4, help="in the batch (default: 4)"
+    )
     batch.add_argument(
         "--prompt-tokens",
         type=positive_integer,

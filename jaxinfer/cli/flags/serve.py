@@ -201,7 +201,7 @@ def _given(arguments: argparse.Namespace, kind: Any) -> dict[str, Any]:
 
 
 def _check_names(arguments: argparse.Namespace) -> None:
-    """Refuse names of which the last one was meant as MODEL: --served-model-name takes several."""
+    """Refuse names if the last was meant as MODEL: --served-model-name takes several."""
     names = getattr(arguments, "served_model_names", None)
     if getattr(arguments, "model", None) is not None or not names:
         return

@@ -22,7 +22,7 @@ _MODULE = "jaxinfer.cli.profiling.stage"
 
 
 def run_stages(argv: Sequence[str], directory: Path) -> int:
-    """Run what the command's arguments ask for; returns the first status that is not 0.
+    """Run the processes that the arguments ask for; returns the first status that is not 0.
 
     Args:
         argv: the command's.

@@ -64,7 +64,7 @@ def collect_less_often() -> None:
 async def report_while_running(reports: TextIO) -> None:
     """Tell the parent that this process serves, and every second that its event loop runs."""
     descriptor = reports.fileno()
-    os.set_blocking(descriptor, False)  # a parent that was stopped reads nothing
+    os.set_blocking(descriptor, False)  # a parent that was stopped does not read
     while True:
         with contextlib.suppress(BlockingIOError):
             os.write(descriptor, b"\n")

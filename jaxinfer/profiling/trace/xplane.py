@@ -22,7 +22,7 @@ class KernelEvent(NamedTuple):
         module: that program's name, or "".
         run: tells runs of programs apart; 0 if the trace does not.
         start_ns: on the trace's clock.
-        duration_ns: how long it ran.
+        duration_ns: its duration.
     """
 
     name: str
@@ -44,7 +44,7 @@ class Span(NamedTuple):
     Attributes:
         name: without `SPAN_PREFIX`.
         start_ns: on the same clock as kernels.
-        duration_ns: how long.
+        duration_ns: its duration.
     """
 
     name: str

@@ -56,7 +56,7 @@ class EngineClient(Protocol):
             priority: lower ones run earlier.
             prefill_only: only run the prompt, for its log-probabilities; the single completion
                 ends by "length" without a token.
-            answer: how its text is read; None leaves it whole.
+            answer: the format for parsing its text; None leaves it whole.
 
         Raises:
             TypeError, ValueError: the request can't be run; at the call.
@@ -82,7 +82,7 @@ class EngineClient(Protocol):
         ...
 
     async def start_profile(self, directory: str | os.PathLike[str]) -> None:
-        """Record what host and devices do; RuntimeError if a recording runs."""
+        """Record a profile of host and devices; RuntimeError if a recording runs."""
         ...
 
     async def stop_profile(self) -> None:

@@ -65,7 +65,7 @@ class Job:
         priority: as the request says.
         prefill_only: nothing is sampled.
         grammar_field: the request's field that gives its grammar, if any.
-        answer: how its text is read; None leaves it whole.
+        answer: the format for parsing its text; None leaves it whole.
     """
 
     prompt: Prompt

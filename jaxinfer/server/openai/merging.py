@@ -78,7 +78,7 @@ async def begun[T](stream: Stream[T], seconds: float) -> "Begun[T]":
     A request that is refused late thus still gets an HTTP status of its own.
 
     Raises:
-        Exception: what the stream raises before its first item.
+        Exception: the stream's error before its first item.
     """
     first = asyncio.ensure_future(anext(stream))
     try:

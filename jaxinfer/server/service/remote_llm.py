@@ -223,7 +223,7 @@ class RemoteLLM:
         return await self._call("is_sleeping")
 
     async def start_profile(self, directory: str | os.PathLike[str]) -> None:
-        """Record what the engine's process does, until `stop_profile`."""
+        """Record a profile of the engine's process, until `stop_profile`."""
         await self._call("start_profile", str(directory))
 
     async def stop_profile(self) -> None:

@@ -22,7 +22,7 @@ class HistogramSpec:
 
     Attributes:
         name: as shown, without the prefix.
-        help: the quantity that it measures.
+        help: description for Prometheus.
         bounds: upper bounds of the buckets, ascending.
         offset: index of its first number in the table.
     """
@@ -55,8 +55,8 @@ class CounterSpec:
 
     Attributes:
         name: as shown, without the prefix and without "_total".
-        help: what it counts.
-        labels: what tells counters of one name apart.
+        help: description for Prometheus.
+        labels: names and values that distinguish counters of one name.
         offset: its index in the table.
     """
 

@@ -48,7 +48,7 @@ def object_members(text: str, start: int = 0) -> tuple[dict[str, Member], int]:
 
     Args:
         text: it may go on behind the object.
-        start: where the object begins.
+        start: the index of the object's begin.
 
     Raises:
         ValueError: it is not an object, or is empty or has more than 64 members.

@@ -150,7 +150,7 @@ class PrefillShape:
         return _named(self.data, arrays)._replace(sampling=self.sampling(arrays))
 
     def sampling(self, arrays: Sequence[Any]) -> SamplingArrays:
-        """The last of the arrays: how rows are sampled."""
+        """The last of the arrays: the rows' sampling parameters."""
         return SamplingArrays(arrays[-2], special=arrays[-1])
 
     def blank(self) -> np.ndarray:
@@ -172,7 +172,7 @@ class DecodeShape:
         width: W, blocks of a block table.
         work_items: U, most work items of keys that rows share; 0 for kernels that treat each row
             separately.
-        extra: what rows and tokens bring beyond `STEP_DATA`.
+        extra: data of rows and tokens beyond `STEP_DATA`.
     """
 
     rows: int
@@ -205,7 +205,7 @@ class DecodeShape:
         return SharedPrefixes(*arrays[len(self.data) : -2]) if self.work_items else None
 
     def sampling(self, arrays: Sequence[Any]) -> SamplingArrays:
-        """The last of the arrays: how rows are sampled."""
+        """The last of the arrays: the rows' sampling parameters."""
         return SamplingArrays(arrays[-2], special=arrays[-1])
 
     def blank(self) -> np.ndarray:

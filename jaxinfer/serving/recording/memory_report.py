@@ -37,7 +37,7 @@ def memory_report(runner: Runner, asleep: Collection[SleepTag] = ()) -> MemoryRe
 
 
 def program_name(key: ProgramKey) -> str:
-    """A program's kind and sizes, without what is 0 or empty.
+    """A program's kind and sizes, without sizes that are 0 or empty.
 
     >>> from jaxinfer.serving.programs.layout import DecodeShape
     >>> program_name(DecodeShape(rows=16, width=64))

@@ -13,7 +13,7 @@ def sleep_all(members: Sequence[Member], *, keep_params: bool) -> None:
     weights after others have dropped theirs, in which case the others sleep.
 
     Args:
-        members: the replicas, none of which has failed.
+        members: the replicas; none has failed.
         keep_params: as in `Engine.sleep`.
 
     Raises:

@@ -10,7 +10,7 @@ from typing import Any
 
 import jax
 
-_POLLS = 50  # a time limit: how finely it is measured
+_POLLS = 50  # per time limit: the resolution of its measurement
 _FAILED = 1
 
 

@@ -31,7 +31,7 @@ class EngineSetup:
     Attributes:
         model_config: the model's shape.
         config: the engine's arguments.
-        rules: how an engine's devices share the model.
+        rules: the sharding of the model over an engine's devices.
         eos_token_ids: tokens that end an answer.
         tokenizer: None for token ids only.
         logits_processor: see `check_logits_processor`.

@@ -40,7 +40,7 @@ class ModelSource:
         tokenizer: a tokenizer object; None takes the one of `EngineConfig`, if there is a
             directory.
         mesh: the devices; None makes a mesh of `tensor_parallel_size` devices for each replica.
-        rules: how the devices share the model.
+        rules: the sharding of the model over the devices.
         logits_processor: see `check_logits_processor`.
         sampler: see `check_sampler`.
     """

@@ -74,7 +74,7 @@ def plan_engine(
         model_config: the model's shape.
         engine_config: the engine's arguments.
         mesh: the devices.
-        rules: how they share the model.
+        rules: the sharding of the model over the devices.
         logits_processor: compiled into the sampler.
         sampler: replaces the draw; compiled into the sampler.
         fewest: maps this process's number of blocks to the least of all processes.

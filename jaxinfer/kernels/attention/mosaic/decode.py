@@ -3,7 +3,7 @@
 It computes `softmax(scale * q k^T) v` for one query row per (sequence, head), with keys and
 values in pages named by a block table (PagedAttention, Kwon et al. 2023, arXiv:2309.06180).
 
-How, and where each idea comes from:
+The method, with the source of each idea:
 
 * **Online softmax** (Milakov and Gimelshein 2018, arXiv:1805.02867; FlashAttention, Dao et al.
   2022, arXiv:2205.14135): keys are visited in tiles of `block_kv`; a running maximum `m`, a running
@@ -177,7 +177,7 @@ def choose_config(B: int, K: int, longest: int, *, head_bytes: int = 4096) -> De
     `head_bytes` is the size of a split's output for one kv head, in float32.
 
     Measured on an H200 (`scripts/kernel_bench.py --sweep`): with work for every multiprocessor, one
-    block with 192 KB in flight each is fastest; below that, smaller tiles of which two blocks fit,
+    block with 192 KB in flight each is fastest; below that, smaller tiles, so that two blocks fit,
     and splits until there is about one block a multiprocessor. No split is shorter than 256 keys:
     below that the combine pass costs more than it saves. A cluster combines faster, but one of
     eight blocks needs half a part of the chip to itself: steps of 16 such clusters lost 10%, of 8

@@ -4,7 +4,7 @@ Causal attention of packed queries of unequal sequences (`cu_seqlens_q`) over ke
 pages. Chunked prefill and prefix hits are the same computation with an offset: query i of a
 sequence sits at `context_len - query_len + i`, and all its keys are already in pages.
 
-How, and where each idea comes from:
+The method, with the source of each idea:
 
 * **FlashAttention-2** (Dao 2023, arXiv:2307.08691): a tile of queries stays on the chip, keys and
   values stream past; only tiles that cross the diagonal pay for a mask.

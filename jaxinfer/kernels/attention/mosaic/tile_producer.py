@@ -41,7 +41,7 @@ def stream_tiles[AnItem: Item](
     """Stream one pool's tiles of every item, as many ahead of the consumers as there are stages.
 
     Args:
-        tiling: how tiles are made of pages.
+        tiling: the relation between tiles and pages.
         rounds: number of items that the block walks through.
         items: the item of a round.
         place: from an item to its row in the block tables, its kv head and the row's number of

@@ -17,7 +17,7 @@ class ContentLogprobs:
     Args:
         count: likeliest tokens at each place; None for no log-probabilities at all.
         tokenizer: of the model.
-        answer: how the answer is read; None if all of it is content.
+        answer: the format for parsing the answer; None if all of it is content.
     """
 
     def __init__(

@@ -43,7 +43,7 @@ async def conversation_job(
         body: the request.
         messages: the conversation, as chat templates expect it.
         params: the request's sampling parameters.
-        plan: how the answer is read.
+        plan: the plan for parsing the answer.
         label: the job's label.
         front: has the template and says whether the model thinks.
         field: the request's field that holds the prompt, named in errors.

@@ -18,7 +18,7 @@ class UsageCount:
         self._reasoning: dict[tuple[int, int], int] = {}
 
     def add(self, index: int, output: RequestOutput) -> None:
-        """Count what is new in an output of prompt `index`."""
+        """Count the new tokens of an output of prompt `index`."""
         self._prompts[index] = (len(output.prompt_token_ids), output.num_cached_tokens)
         for each in output.outputs:
             self._completion_tokens += len(each.token_ids)

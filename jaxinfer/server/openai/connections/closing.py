@@ -44,7 +44,7 @@ class ClosingTransport:
         return self._lingers or self._transport.is_closing()
 
     def close(self) -> None:
-        """Send what is buffered and close; if input is unread, say so and drop it for a while."""
+        """Send buffered data and close; unread input is dropped for a limited time first."""
         if self.is_closing() or not self._has_unread_input():
             self._end()
             return

@@ -43,7 +43,7 @@ class H11Connection(h11.Connection):
         """The next event, as from h11; NEED_DATA also when the turn is over.
 
         Raises:
-            h11.RemoteProtocolError: what came is not HTTP, or beyond a limit.
+            h11.RemoteProtocolError: the input is not HTTP, or beyond a limit.
         """
         self.is_behind = self._events_left == 0
         if self.is_behind:

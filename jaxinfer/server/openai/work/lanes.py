@@ -35,7 +35,7 @@ class Lanes:
 
         Raises:
             QueueFullError: the queue is full.
-            Exception: what the work raises.
+            Exception: the work's own.
         """
         lane = "small" if size <= LARGE else "large"
         waiting = self._waiting[lane]

@@ -17,7 +17,7 @@ def make_private(directory: Path) -> bool:
     Warns once about a directory that isn't, with the remedy.
 
     Args:
-        directory: whose parents are made as well, with the user's usual mode.
+        directory: its parents are made as well, with the user's usual mode.
 
     Raises:
         OSError: it can't be made.

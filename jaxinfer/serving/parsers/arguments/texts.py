@@ -38,7 +38,7 @@ def text_terminal(schema: Any, resolve: Resolve) -> str | None:
     """An expression in Lark of the texts that a schema admits.
 
     Args:
-        schema: whose keywords can be enforced, as `enforced_schema` returns it.
+        schema: a schema whose keywords can be enforced, from `enforced_schema`.
         resolve: resolves references of the schema that this is part of.
 
     Returns:
