@@ -147,7 +147,7 @@ def _batches(plan: Plan) -> Iterator[str]:
 
 
 def _capacity(plan: Plan) -> Iterator[str]:
-    """Sequences for lengths beside longest lengths for numbers of sequences."""
+    """A table of sequences that fit by length, and of the longest length by number of sequences."""
     memory = plan.memory
     limit = plan.shape.max_position_embeddings
     contexts = sorted({plan.context, limit, *(each for each in _CONTEXTS if each < limit)})

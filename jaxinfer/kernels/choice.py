@@ -57,7 +57,7 @@ def choose_backend(
         dtype: name of the dtype of activations.
         block_size: S, tokens in a page.
         group_size: query heads that share a KV head.
-        platform: of the devices: "cpu", "gpu".
+        platform: platform of the devices: "cpu", "gpu".
         compute_capability: of an NVIDIA GPU, for example (9, 0); None elsewhere.
         kv_cache_dtype: of pages; "auto" is that of activations.
 

@@ -60,11 +60,11 @@ def model_cost(
 
     Args:
         shape: the model's sizes.
-        bytes_per_value: of weights and activations.
+        bytes_per_value: bytes of a weight or activation.
         num_devices: N, over which it is split; the counts are then one device's. Keys and values
             are whole heads: with fewer heads than devices, each has one, and all of their
             projections.
-        kv_cache_dtype: of keys and values in the cache.
+        kv_cache_dtype: dtype of keys and values in the cache.
     """
     E, L, N = shape.hidden_size, shape.num_hidden_layers, num_devices
     kv_split = N if shape.num_key_value_heads % N == 0 else 1

@@ -74,7 +74,7 @@ def plan_memory(shape: ModelShape, chip: Chip, dtype: str, config: EngineConfig)
     Args:
         shape: the model.
         chip: each device.
-        dtype: of weights, keys and values.
+        dtype: dtype of weights, keys and values.
         config: sizes and the tensor-parallel degree.
     """
     num_devices = config.tensor_parallel_size

@@ -58,10 +58,10 @@ class Plan:
         shape: its sizes.
         chip: each device.
         tensor_parallel_size: devices that share the model.
-        dtype: of weights and activations.
+        dtype: dtype of weights and activations.
         kv_cache_dtype: of keys and values: "auto" is `dtype`.
         context: tokens of each sequence: of its prompt for TTFT, or read by a decode step.
-        parameters: of the model.
+        parameters: number of the model's parameters.
         active_parameters: parameters that one token uses.
         operations: parameters, operations and bytes by part.
         memory: of each device.

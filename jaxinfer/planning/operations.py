@@ -15,7 +15,7 @@ class Operation:
     """One part of the forward pass, over all layers.
 
     Attributes:
-        name: of the part.
+        name: the part's name.
         parameters: number of its parameters.
         flops_per_token: operations per token (for attention, at `context` cached tokens).
         bytes_per_token: bytes read for a token that is decoded alone; a batch shares all but those
@@ -37,9 +37,9 @@ def operations(
 
     Args:
         shape: the model.
-        dtype: of weights and activations.
+        dtype: dtype of weights and activations.
         context: tokens that attention reads.
-        kv_cache_dtype: of keys and values in the cache.
+        kv_cache_dtype: dtype of keys and values in the cache.
     """
     size = BYTES_OF[dtype]
     parts = [_embedding(shape, size), _norms(shape, size), _projections(shape, size)]

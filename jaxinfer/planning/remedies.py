@@ -18,7 +18,7 @@ def remedies(
     Args:
         shape: the model.
         chip: each device.
-        dtype: of weights, keys and values.
+        dtype: dtype of weights, keys and values.
         config: the engine that was planned.
         rows: sequences that run at once.
         context: tokens of each.

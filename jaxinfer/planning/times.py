@@ -85,8 +85,8 @@ class Timing:
         shape: the model.
         chip: each device.
         num_devices: devices that share the model.
-        bytes_per_value: of weights and activations.
-        kv_cache_dtype: of keys and values in the cache.
+        bytes_per_value: bytes of a weight or activation.
+        kv_cache_dtype: dtype of keys and values in the cache.
     """
 
     shape: ModelShape

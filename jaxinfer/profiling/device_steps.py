@@ -80,7 +80,7 @@ def device_steps(
     sampler, which the next may follow at once, begins where its first instruction comes again.
 
     Args:
-        steps: in the order of their launches.
+        steps: the steps, in the order of their launches.
         kernels: in the order of their beginnings.
         programs: the programs that the steps launched.
     """

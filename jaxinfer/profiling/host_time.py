@@ -32,7 +32,7 @@ class Timing:
     """Steps of a kind by the host's clock: medians.
 
     Attributes:
-        kind: of the steps.
+        kind: the steps' kind.
         run: "as always", "one step a launch", "without CUDA graphs" or "recorded".
         seconds: of a step, as in `StepTime`, or of each step of a multi-step decode.
         host: seconds a step, by kind of the host's work; medians, which need not add up. Empty if

@@ -33,7 +33,7 @@ class Recording(NamedTuple):
         steps: as the device ran them.
         spans: of the host in each repetition.
         hosts: the steps as the host saw them.
-        programs: that the steps launched.
+        programs: the programs that the steps launched.
     """
 
     facts: dict[str, Any]
@@ -98,7 +98,7 @@ def make_report(
             "num_devices", "peak", and perhaps "notes", and "timings" of the same steps unrecorded.
         steps: as the device ran them.
         hosts: the steps as the host saw them.
-        programs: that the steps launched.
+        programs: the programs that the steps launched.
     """
     peak = None if recording.get("peak") is None else Peak(**recording["peak"])
     shape = ModelShape(**recording["model"])

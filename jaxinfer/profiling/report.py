@@ -20,7 +20,7 @@ class ProfileReport:
         model: name and sizes.
         device: JAX's name of its kind.
         platform: "cpu" or "gpu".
-        dtype: of weights and activations.
+        dtype: dtype of weights and activations.
         num_devices: devices that share the model; kernels are the first one's.
         peak: the device's speeds; None if unknown.
         steps: a row for each kind.

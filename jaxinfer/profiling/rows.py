@@ -41,7 +41,7 @@ class WorkRow:
     """A part of the model, or one kernel of a part, in the mean step of its kind.
 
     Attributes:
-        kind: of the steps.
+        kind: the steps' kind.
         part: of `profiling.parts.PARTS`, or "other".
         kernel: the kernel's name without its number, or "" for a whole part.
         calls: launches a step.

@@ -26,7 +26,7 @@ class Load:
         vocab_size: prompts hold token ids below this.
         request_rate: mean arrivals a second of a Poisson process; None is inf, all at once.
         max_concurrency: requests under way at most; None is any number.
-        seed: of prompts and arrivals.
+        seed: seed of prompts and arrivals.
     """
 
     model: str
@@ -114,7 +114,7 @@ class LoadResult:
     """The results of a load.
 
     Attributes:
-        records: of all requests, in their order.
+        records: one for each request, in their order.
         start: when it began, on `time.monotonic`'s clock.
         cpu_s: processor seconds that the client took.
         num_processes: processes that sent the requests.

@@ -18,7 +18,7 @@ def with_config_file(
 
     Args:
         argv: the command line.
-        parser: of the command.
+        parser: the command's parser.
         foreign: flags that the command does not have and refuses itself.
 
     Raises:
@@ -69,7 +69,7 @@ def _read_yaml(file: str) -> dict[str, Any]:
 
 
 def _read_text(file: str) -> str:
-    """A file's text; without an end, as a device has none, it is cut.
+    """Read a file's text, up to a limit, as a device may have no end.
 
     Raises:
         ValueError: it is too long, or no text.

@@ -91,7 +91,7 @@ def norm_rope_write(
         pages: updated in place where the caller donates them.
         slot_mapping: ``page * S + offset`` of each token; padding tokens carry slot 0, which
             belongs to page 0, which no sequence ever holds. Must lie in ``[0, P * S)``.
-        eps: of both norms.
+        eps: epsilon of both norms.
         kernels: chooses the implementation.
 
     Returns:

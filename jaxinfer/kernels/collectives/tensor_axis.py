@@ -15,7 +15,7 @@ class TensorAxis:
     """A mesh axis of tensor parallelism, inside `shard_map`.
 
     Attributes:
-        name: of the axis.
+        name: the axis's name.
         peers: int32 ``[N, 2]``, peer buffers for small sums by the kernel of
             `mosaic/all_reduce.py`; None leaves all sums to XLA. The kernel's sums must follow one
             another: each has to depend on the one before.

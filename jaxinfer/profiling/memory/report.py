@@ -25,7 +25,7 @@ class MemoryReport:
         device_bytes: the device's memory; None if not reported.
         is_measured: whether the device reports its memory. If not (a CPU), step temporaries are the
             compiler's, and other owners' bytes are unknown.
-        phases: in the order of time.
+        phases: the phases, in the order of time.
         largest_program: the compiled step that needs the most temporaries; None if no step is
             compiled yet.
     """

@@ -61,7 +61,7 @@ def create_app(
 
     Args:
         engine: takes the requests.
-        settings: of this front end.
+        settings: this front end's settings.
         telemetry: makes `/metrics`; left out, one of its own.
     """
     front = Front(engine, settings, telemetry or Telemetry(settings.model_name))

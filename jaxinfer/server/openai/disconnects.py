@@ -13,7 +13,7 @@ async def while_connected[T](work: Coroutine[Any, Any, T], receive: Receive) -> 
 
     Args:
         work: answers a request whose body is read.
-        receive: of ASGI.
+        receive: ASGI's `receive`.
 
     Raises:
         ClientDisconnect: the client disconnected.

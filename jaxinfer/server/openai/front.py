@@ -82,7 +82,7 @@ class Front:
 
     Args:
         engine: runs the requests.
-        settings: of this front end.
+        settings: this front end's settings.
         telemetry: counts them.
     """
 

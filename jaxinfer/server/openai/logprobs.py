@@ -65,7 +65,7 @@ class CompletionLogprobsWriter:
         """The log-probabilities of these tokens.
 
         Args:
-            token_ids: in order.
+            token_ids: token ids, in order.
             entries: one for each token; None for the first of a prompt.
             skip_special_tokens: special tokens are left out of the choice's text.
         """
@@ -114,7 +114,7 @@ def chat_logprobs(
     """Log-probabilities of an answer's tokens.
 
     Args:
-        token_ids: in order.
+        token_ids: token ids, in order.
         entries: one for each.
         count: number of likeliest tokens at each position.
         tokenizer: gives the tokens' text.

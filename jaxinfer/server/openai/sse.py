@@ -35,7 +35,7 @@ class EventStream(Response):
         events: batches of whole events; an exception in it becomes the last event.
         source: closed at the end, even if the client leaves before the first event.
         keep_alive_seconds: of silence after which a comment is sent.
-        headers: of the answer.
+        headers: the answer's headers.
         error_event: makes the last event after an error.
     """
 

@@ -40,8 +40,8 @@ class EngineLink:
     """The connection of one front end to the engine's process; of one event loop.
 
     Args:
-        reader: of the socket.
-        writer: of the socket.
+        reader: the socket's reader.
+        writer: the socket's writer.
         description: the engine's, which it has sent first.
 
     Attributes:
@@ -85,7 +85,7 @@ class EngineLink:
         return cls(reader, writer, EngineDescription.from_message(hello.description))
 
     def start(self) -> None:
-        """Begin to read; the callbacks are set before."""
+        """Begin to read; the callbacks must be set before."""
         self._heard_at = time.monotonic()
         self._tasks = [asyncio.create_task(self._read()), asyncio.create_task(self._ping())]
 

@@ -98,7 +98,7 @@ class RequestWatch:
 async def watched(
     outputs: AsyncGenerator[RequestOutput], watch: RequestWatch, clock: Callable[[], float]
 ) -> AsyncGenerator[RequestOutput]:
-    """The same outputs, counted; left early, the request counts as aborted.
+    """Yield the outputs and count them; if left early, the request counts as aborted.
 
     Args:
         outputs: as `AsyncLLM.generate` returns them.

@@ -70,7 +70,7 @@ class Telemetry:
     def watch(
         self, outputs: AsyncGenerator[RequestOutput], *, delta: bool
     ) -> AsyncGenerator[RequestOutput]:
-        """The same outputs, counted as they pass; to leave them early counts as an abort.
+        """Yield the outputs and count them; if left early, the request counts as aborted.
 
         Args:
             outputs: of one request, as `AsyncLLM.generate` returns them.

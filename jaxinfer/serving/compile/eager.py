@@ -17,7 +17,7 @@ class EagerProgram:
     donated: each write to the pages copies them.
 
     Args:
-        program: of `Programs` that are eager themselves.
+        program: a program of eager `Programs`.
     """
 
     def __init__(self, program: Program) -> None:

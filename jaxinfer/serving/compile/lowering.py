@@ -144,7 +144,7 @@ class Lowering:
         Args:
             programs: the engine's.
             key: one of them.
-            options: of XLA, for this program.
+            options: XLA's options for this program.
         """
         start = time.perf_counter()
         try:

@@ -55,7 +55,7 @@ def make_task(
     """A task for a worker, with JAX's settings as they are here.
 
     Args:
-        programs: of an engine without custom functions.
+        programs: the programs of an engine without custom functions.
         work: programs of any kind, with the identities they are saved under.
         store: the store.
         platform: the platform to lower for, as `jax.export` names it.

@@ -12,7 +12,7 @@ class ThinkingBudget:
 
     Args:
         budget: most tokens between `<think>` and the end of the thinking; at least 0.
-        tokens: of the model.
+        tokens: the model's tokens around thinking.
         stage: of the prompt's end; if it is "open", every output token counts.
         calls: see `Thinking`.
     """

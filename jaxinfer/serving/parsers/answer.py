@@ -32,7 +32,7 @@ class ParsedAnswer:
     Attributes:
         reasoning: empty if there is none.
         content: empty if there is none.
-        tool_calls: in order.
+        tool_calls: the calls, in order.
     """
 
     reasoning: str = ""

@@ -50,7 +50,7 @@ class HermesToolParser(ToolParser):
         self._end = ObjectEnd()
 
     def finish(self) -> Sequence[Piece]:
-        """See `ToolParser`."""
+        """The rest, at the end of the text; see `ToolParser.finish`."""
         self._pieces = []
         held = self._held
         if self._state == self._content:

@@ -83,7 +83,7 @@ class Qwen3CoderToolParser(ToolParser):
         self._holds_nested = True
 
     def finish(self) -> Sequence[Piece]:
-        """See `ToolParser`."""
+        """The rest, at the end of the text; see `ToolParser.finish`."""
         self._pieces = []
         self._is_last = True
         self._run(self._held)

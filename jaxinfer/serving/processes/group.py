@@ -247,9 +247,9 @@ class ProcessGroup:
             raise DistributedError(str(error).splitlines()[0]) from None
 
     def _watch(self) -> None:
-        """End this process when another one has failed, unless that is noticed elsewhere in time.
+        """End this process when another one has failed, unless it notices that in time.
 
-        Its main thread may wait in a collective for ever.
+        Its main thread may be waiting in a collective forever.
         """
         text = None
         with contextlib.suppress(DistributedError):  # the connection is gone

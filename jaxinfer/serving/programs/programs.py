@@ -35,7 +35,7 @@ class Program:
     """A function to compile, with jit's settings for it.
 
     Attributes:
-        name: in profiles and in the compilation cache.
+        name: its name in profiles and in the compilation cache.
         function: on arrays of all devices.
         arguments: trees of ``jax.ShapeDtypeStruct``.
         donate: indices of arguments whose memory the results take.
@@ -83,7 +83,7 @@ class Programs:
     is_eager: bool = False
 
     def with_layers(self, count: int) -> "Programs":
-        """The same model's programs with at most `count` layers of each kind, in their order.
+        """These programs with at most `count` of the model's layers of each kind, in their order.
 
         Raises:
             ValueError: a model of only these layers would have other kinds of layers.
@@ -185,7 +185,7 @@ class Programs:
         Arguments in pinned host memory (`on_host`) are copied to the devices first.
 
         Args:
-            name: in profiles and in the compilation cache.
+            name: its name in profiles and in the compilation cache.
             run: on each device's part of the arguments.
             arguments: trees of ``jax.ShapeDtypeStruct``.
             results: a tree of arguments whose placement the results share, or of partitions.

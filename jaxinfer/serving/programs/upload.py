@@ -13,7 +13,7 @@ def upload(tree: Any, sharding: Sharding) -> Any:
 
     Args:
         tree: NumPy arrays.
-        sharding: of every leaf.
+        sharding: sharding of every leaf.
     """
 
     def place(values: Any) -> jax.Array:

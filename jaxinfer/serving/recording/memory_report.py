@@ -15,7 +15,7 @@ def memory_report(runner: Runner, asleep: Collection[SleepTag] = ()) -> MemoryRe
     """The memory report of a runner's devices, by owner and phase; from any thread.
 
     Args:
-        runner: of one engine.
+        runner: an engine's runner.
         asleep: its parts that sleep, and so hold nothing now.
     """
     memory = runner.memory

@@ -58,7 +58,7 @@ class ReplicaThread:
 
     Args:
         engine: used by this replica only.
-        name: of the thread.
+        name: the thread's name.
         wake: called in the thread when requested steps have ended.
         wants_to_go_on: returns True if another step may follow without a report; called in the
             thread after each step.

@@ -16,7 +16,7 @@ class EnginePlan:
     """The plan of an engine.
 
     Attributes:
-        platform: of the devices: "cpu", "gpu".
+        platform: platform of the devices: "cpu", "gpu".
         buckets: the shapes of its steps.
         programs: lowers them.
         compiled: compiles them; has the programs that the memory was measured with.

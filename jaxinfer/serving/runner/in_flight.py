@@ -33,7 +33,7 @@ class InFlightStep(NamedTuple):
         sampled: int32 ``[B, columns]``, or ``[positions, B, columns]`` of a step that verifies or a
             multi-step decode, in pinned host memory once the device is done.
         readouts: on the device.
-        rows: of the schedule.
+        rows: the schedule's rows.
         proposed: each row's proposed tokens, if some row had any.
     """
 

@@ -160,8 +160,8 @@ def merge(plain: StepOutput, full: StepOutput, special: Int[Array, "K"]) -> Step
     """Merge the outputs of B rows, K of them sampled in full.
 
     Args:
-        plain: of all rows, in mode "temperature".
-        full: of the K special rows, in mode "full".
+        plain: output of all rows, in mode "temperature".
+        full: output of the K special rows, in mode "full".
         special: int32 `[K]`, their indices among all rows; B for none.
 
     Returns:

@@ -115,7 +115,7 @@ def paged_decode_attention(
     Args:
         q: normalised and rotated queries, bfloat16 or float16.
         pages: keys and values in q's dtype.
-        rows: of one query each.
+        rows: rows of one query each.
         scoring: causal.
         shared: which rows begin with the same pages, so that these are read once; None looks at
             every row alone.

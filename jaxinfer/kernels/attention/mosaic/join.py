@@ -112,7 +112,7 @@ def load(parts: Parts, follows: Scalar, *, values: Ref, filled: Ref, free: Ref) 
     """Producer warp: starts the copies of a row's parts.
 
     Args:
-        parts: of the row.
+        parts: the row's parts.
         follows: whether other parts came before, which must have been read.
         values: outputs, from `scratch`.
         filled: barrier on which copies arrive, from `scratch`.

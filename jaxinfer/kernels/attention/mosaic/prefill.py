@@ -274,8 +274,8 @@ def _attend(p, item, done, consumer, q_smem, k_smem, v_smem,
 def _mask(s, first_position, first_key, window):
     """The scores, masked where a query does not see a key.
 
-    In pieces of a tile's width, since the positions of all columns at once would take a register
-    each for as long as the kernel runs.
+    Works in pieces of a tile's width: the positions of all columns at once would take a register
+    each for the whole kernel.
     """
 
     def piece(column):

@@ -65,7 +65,7 @@ def attend_shared(
     Args:
         q: normalised and rotated queries, bfloat16 or float16, of at least `rows_in_item` rows.
         pages: keys and values in q's dtype.
-        rows: of one query each.
+        rows: rows of one query each.
         shared: the work items.
         scale: factor of the scores (positive).
 

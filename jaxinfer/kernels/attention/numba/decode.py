@@ -28,7 +28,7 @@ def paged_decode_attention(
     scales = () if pages.k_scale is None else (pages.k_scale, pages.v_scale)
 
     def attend(first: int, end: int) -> Array:
-        """The outputs of some pairs of a row and a KV head."""
+        """Attention outputs of the (row, KV head) pairs from `first` to `end`."""
         out = jax.ShapeDtypeStruct((end - first, H // K, D), q.dtype)
         pair = jnp.array([first], jnp.int32)
         call = jax.ffi.ffi_call(DECODE if not scales else DECODE_INT8, out)

@@ -123,8 +123,8 @@ def all_reduce_norm(
         x: as for `all_reduce`.
         peers: as for `all_reduce`.
         onto: the residual stream, the same on all GPUs.
-        weight: of the norm.
-        eps: of the norm.
+        weight: the norm's weight.
+        eps: epsilon of the norm.
 
     Returns:
         The stream and its norm, in x's dtype.

@@ -42,9 +42,9 @@ def add_norm(
     Args:
         x: residual stream, bfloat16 or float16.
         delta: added to `x`, in the same dtype.
-        weight: of the norm.
+        weight: the norm's weight.
         other: added to `delta` before, and that sum rounded; another device's share of it.
-        eps: of the norm.
+        eps: epsilon of the norm.
 
     Returns:
         The sum and the norm, in x's dtype.

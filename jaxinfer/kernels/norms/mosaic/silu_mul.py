@@ -23,7 +23,7 @@ def silu_mul(gate: Float[Array, "T F"], up: Float[Array, "T F"]) -> Float[Array,
 
     Args:
         gate: bfloat16 or float16.
-        up: in the same dtype.
+        up: the other factor, in the same dtype.
 
     Returns:
         The product, in gate's dtype.

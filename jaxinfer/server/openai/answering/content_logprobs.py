@@ -16,7 +16,7 @@ class ContentLogprobs:
 
     Args:
         count: likeliest tokens at each place; None for no log-probabilities at all.
-        tokenizer: of the model.
+        tokenizer: the model's tokenizer.
         answer: the format for parsing the answer; None if all of it is content.
     """
 

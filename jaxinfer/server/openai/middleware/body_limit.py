@@ -81,7 +81,7 @@ class _Body:
     """A body that is being received.
 
     Args:
-        receive: of ASGI.
+        receive: ASGI's `receive`.
         seconds: time limit for the whole body.
     """
 

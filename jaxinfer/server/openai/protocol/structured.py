@@ -43,7 +43,7 @@ class ResponseFormat(Body):
     triggers: list[Any] | None = None
 
     def grammar(self) -> dict[str, Any] | None:
-        """The same as a field of `StructuredOutputsParams`; None for any text.
+        """The format as a field of `StructuredOutputsParams`; None for any text.
 
         Raises:
             ApiError: 400; a field is missing, or belongs to another type.

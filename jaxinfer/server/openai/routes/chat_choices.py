@@ -42,7 +42,7 @@ class ChatChoices:
         )
 
     def stream(self, completion: CompletionOutput) -> Iterator[dict[str, Any]]:
-        """Parts for chunks: the role, the new pieces, then the end; nothing after it."""
+        """Yield parts for chunks: the role, the new pieces, then the end; nothing after it."""
         index = completion.index
         stream = self._streams.get(index)
         if stream is None:

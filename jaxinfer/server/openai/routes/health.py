@@ -29,7 +29,7 @@ async def health(request: Request) -> Response:
 
 @router.get("/ready", response_class=Response, responses={200: {"description": "It serves."}})
 async def ready(request: Request) -> Response:
-    """The same as `/health`: a server that listens has loaded its model."""
+    """Answer like `/health`: a server that listens has loaded its model."""
     return await health(request)
 
 

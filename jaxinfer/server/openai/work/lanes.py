@@ -19,7 +19,7 @@ class Lanes:
     """Two queues with threads of their own, one of them for large work.
 
     Args:
-        name: of the threads.
+        name: the threads' name.
         num_threads: for small work; large work has one.
     """
 

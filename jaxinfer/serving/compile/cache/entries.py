@@ -24,7 +24,7 @@ class Entries:
     Args:
         directory: made when first written to.
         kind: kind of the content, in the first line of each file.
-        suffix: of the files' names.
+        suffix: suffix of the files' names.
     """
 
     def __init__(self, directory: Path, kind: str, suffix: str) -> None:

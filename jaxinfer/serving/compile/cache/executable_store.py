@@ -194,7 +194,7 @@ def compiler_identity(devices: Sequence[Any], options: Mapping[str, Any]) -> tup
 
     Args:
         devices: to compile for.
-        options: of XLA, for this program.
+        options: XLA's options for this program.
     """
     fingerprint = None
     with contextlib.suppress(jax.errors.JaxRuntimeError):  # a platform that has none

@@ -32,7 +32,7 @@ class GrammarCompiler:
     machine or on none; the deadline is for busy machines.
 
     Args:
-        tokenizer: of the model.
+        tokenizer: the model's tokenizer.
         vocab_size: V.
         eos_token_ids: tokens that end an answer.
         deadline_s: time limit of `start_all`, in seconds.

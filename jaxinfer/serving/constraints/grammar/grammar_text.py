@@ -77,7 +77,7 @@ def _schema(name: str, schema: Any) -> dict[str, Any]:
 
 
 def _lark(grammar: str) -> str:
-    """A grammar in Lark's syntax; one in GBNF is translated."""
+    """The grammar in Lark's syntax, translated if it is in GBNF."""
     if not any(_GBNF_RULE.match(line) for line in grammar.splitlines()):
         return grammar
     if len(grammar) > _MAX_GBNF_CHARS:

@@ -90,7 +90,7 @@ class Matcher:
         They are exactly the tokens that a sampler would choose under successive masks.
 
         Raises:
-            GrammarError: too much work would be needed to know.
+            GrammarError: the library's work limit is exceeded.
         """
         forced: list[int] = self.state.compute_ff_tokens()
         self.check()
@@ -105,7 +105,7 @@ class Matcher:
             allowed: int32 ``[num_words]`` bits of the allowed next tokens.
 
         Raises:
-            GrammarError: too much work would be needed to know.
+            GrammarError: the library's work limit is exceeded.
         """
         self.check()
 

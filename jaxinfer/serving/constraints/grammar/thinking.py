@@ -21,8 +21,8 @@ class ThinkingMatcher:
 
     Args:
         grammar: a matcher that has consumed nothing.
-        tokens: of the model.
-        stage: of the prompt.
+        tokens: the model's tokens around thinking.
+        stage: the thinking's stage at the prompt's end.
         calls: see `Thinking`; the grammar then admits a call at its beginning.
     """
 

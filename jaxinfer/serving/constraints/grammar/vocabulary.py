@@ -20,7 +20,7 @@ def grammar_vocabulary(
     """An `llguidance.LLTokenizer`; takes 1 s for 150,000 tokens.
 
     Args:
-        tokenizer: of the model.
+        tokenizer: the model's tokenizer.
         vocab_size: V, width of the logits; masks are at least as wide.
         eos_token_ids: tokens that end an answer; a mask allows them where the grammar may end.
 
@@ -43,7 +43,7 @@ class _TextTokenizer:
     """The tokenizer interface that llguidance expects, under its names.
 
     Args:
-        tokenizer: of the model.
+        tokenizer: the model's tokenizer.
         num_tokens: width of the vocabulary; ids that the tokenizer lacks have no bytes.
         eos_token_id: a token that ends an answer.
     """

@@ -86,7 +86,7 @@ class ProgramKind[Key: ProgramKey](ABC):
         Programs that no answer waits for do nothing here.
 
         Args:
-            programs: of an engine on one device.
+            programs: the programs of an engine on one device.
             key: the program.
             call: the compiled program.
             resident: arrays that the program replaces are donated.

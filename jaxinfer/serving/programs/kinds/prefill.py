@@ -45,7 +45,7 @@ class PrefillKind(StepKind[PrefillShape]):
         return step_options(key.tokens, num_parts=len(part_sizes(key.tokens, num_devices)))
 
     def kernels(self, key: PrefillShape) -> Hashable:
-        """The same kernels for any number of tokens."""
+        """One value for all: the kernels are the same for any number of tokens."""
         return key.rows, key.all_tokens
 
     def num_warm_up_runs(self, key: PrefillShape) -> int:

@@ -27,9 +27,9 @@ def step_program(
 
     Args:
         programs: the engine's.
-        name: of the program.
+        name: the program's name.
         step: on arrays of one device.
-        shape: of the packed batch.
+        shape: the packed batch's shape.
         num_outputs: results beside the pages.
     """
     run = functools.partial(step, context=programs.context, shape=shape)
@@ -47,7 +47,7 @@ def step_options(rows: int, *, num_parts: int = 1) -> dict[str, Any]:
     would copy them into one array in every step.
 
     Args:
-        rows: of the products.
+        rows: number of the products' rows.
         num_parts: parts of the tokens that go through each layer one after the other.
     """
     # Launched through a slice of the batch vector, a kernel is no plain node of a CUDA graph.

@@ -31,7 +31,7 @@ class Readout(ABC):
         """An array that `launch` reads on the device, or None.
 
         Args:
-            rows: of the step, as they are packed.
+            rows: the step's rows, in packed order.
             num_tokens: T, padding included.
         """
         return None
@@ -59,5 +59,5 @@ class Readout(ABC):
 
         Args:
             fetched: the array that `launch` returned, on the host.
-            rows: of the step.
+            rows: the step's rows.
         """
