@@ -133,7 +133,7 @@ def test_ctrl_c_while_an_answer_compiles_says_what_happens_and_a_second_one_leav
     _read_until(process, b"compiling")
     process.send_signal(signal.SIGINT)
     # The second comes from the process itself.
-    _read_until(process, b"stopping after the step that runs; Ctrl-C again stops at once")
+    _read_until(process, b"stopping after the current step; Ctrl-C again stops at once")
     _, err = process.communicate(timeout=60)  # a fifth of what it would wait for
     assert process.returncode == 130
     assert b"Traceback" not in err

@@ -350,7 +350,7 @@ def test_an_interrupted_file_of_answers_is_gone_on_with(monkeypatch, capsys, tmp
     with answers.open("a") as file:
         file.write('{"prompt": "tw' + "x" * 5000)  # as a killed process leaves it
     assert run(lambda prompt: [prompt.upper()])[0] == 1
-    assert "--resume goes on with it" in capsys.readouterr().err
+    assert "--resume continues it" in capsys.readouterr().err
     status, engine = run(lambda prompt: [prompt.upper()], "--resume")
     assert status == 0
     assert [prompt for prompt, _ in engine.requests] == ["two", "three"]

@@ -1,1 +1,1 @@
-"""Code that several commands share: how they start and end, prompts, the terminal."""
+"""Code that several commands share: start and end, prompts, the terminal."""

@@ -36,7 +36,7 @@ class Conversation:
         system: the system message, if any.
         turns: messages of user and assistant, alternating, the user first.
         sampling: `SamplingParams` fields that differ from the model's defaults.
-        thinking: ask the template for thinking, for none, or (None) leave it to the template.
+        thinking: ask the template for thinking or for none; None leaves it to the template.
     """
 
     system: str | None = None
@@ -50,7 +50,7 @@ class Conversation:
         return [*before, *self.turns, {"role": "user", "content": question}]
 
     def keep(self, question: str, answer: str) -> None:
-        """Add what the user asked and what the model said, both or (on an interrupt) none."""
+        """Add the user's question and the model's answer, both or (on an interrupt) none."""
         self.turns += [
             {"role": "user", "content": question},
             {"role": "assistant", "content": answer},
@@ -60,7 +60,7 @@ class Conversation:
         """Carry out a line that begins with "/".
 
         Returns:
-            What to tell the user, or None when they want to leave.
+            The message for the user, or None if they want to leave.
 
         Raises:
             ValueError: no such command or setting, or a value that does not parse or is out of its

@@ -71,6 +71,6 @@ def open_engine(
             # A step on a device, or a compilation, can't be cancelled. A follower ends at once.
             end_at_the_next_interrupt()
             if not quiet and not llm.follows:
-                text = "stopping after the step that runs; Ctrl-C again stops at once"
+                text = "stopping after the current step; Ctrl-C again stops at once"
                 print(f"\n{text}", file=sys.stderr, flush=True)
             raise

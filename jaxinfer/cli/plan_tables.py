@@ -19,7 +19,7 @@ def plan_lines(plan: Plan) -> list[str]:
 
 
 def comparison_lines(plans: Sequence[Plan]) -> list[str]:
-    """A line for each plan: what fits, the smallest batch, and the largest that fits."""
+    """A line for each plan: sequences that fit, the smallest batch, and the largest that fits."""
     head = ("model", "device", "context", "weights", "KV tokens", "fit", "TTFT", "TPOT", "batch")
     legend = (
         "weights: GiB of each device. fit: sequences at once. TTFT, TPOT: milliseconds of the "
@@ -148,7 +148,7 @@ def _batches(plan: Plan) -> Iterator[str]:
 
 
 def _capacity(plan: Plan) -> Iterator[str]:
-    """Sequences for lengths beside longest lengths for numbers of sequences."""
+    """A table of sequences that fit by length, and of the longest length by number of sequences."""
     memory = plan.memory
     limit = plan.shape.max_position_embeddings
     contexts = sorted({plan.context, limit, *(each for each in _CONTEXTS if each < limit)})

@@ -17,7 +17,7 @@ INTERRUPTED = 130  # 128 + SIGINT, as shells report it
 PIPE_CLOSED = 141  # 128 + SIGPIPE
 
 # Phrases for a full disk, from the system, TensorStore and others. They are looked for first:
-# TensorStore calls a full disk RESOURCE_EXHAUSTED.
+# TensorStore reports a full disk as RESOURCE_EXHAUSTED.
 _DISK_FULL = ("No space left on device", "Disk quota exceeded")
 
 # Phrases for exhausted memory, from XLA, NCCL and the allocators.
@@ -86,7 +86,7 @@ _MEMORY_ADVICE = (
 
 
 def user_message(error: Exception) -> str | None:
-    """One line that tells a user what went wrong, or None when the error is not theirs.
+    """The one-line message for a user's error, or None if the error is a bug.
 
     The library reports a user's mistake as a ValueError, an OSError or one of
     `jaxinfer.errors`. A RuntimeError from elsewhere is theirs only when memory ran out. A
@@ -132,7 +132,7 @@ def end_process(status: int) -> NoReturn:
 
 
 def end_at_the_next_interrupt() -> None:
-    """Have the next Ctrl-C end the process wherever it comes.
+    """Make the next Ctrl-C end the process wherever it comes.
 
     As an exception it could come between two statements, and closing the engine would then wait
     for the step after all.

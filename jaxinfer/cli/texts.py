@@ -6,7 +6,7 @@ import sys
 
 
 def checked_text(text: str, name: str) -> str:
-    """Return `text`, which a tokenizer can read.
+    """Return `text` if it is valid Unicode, which tokenizers need.
 
     Python decodes arguments and input so that bytes that are not UTF-8 become lone surrogates, and
     JSON can spell them out; neither is text.
@@ -67,7 +67,7 @@ def read_standard_input() -> str:
 
 
 def prepare_lines() -> None:
-    """Have `input` return lines that are not UTF-8 too, so that each can be refused by itself.
+    """Make `input` return lines that are not UTF-8 too, so that each can be refused by itself.
 
     Otherwise Python gives up a whole buffer of lines at its first wrong byte.
 

@@ -1,1 +1,1 @@
-"""Attention and fusion kernels: arrays in, arrays out; nothing here knows of requests."""
+"""Attention and fusion kernels: arrays in, arrays out; nothing here depends on requests."""

@@ -1,4 +1,4 @@
-"""Chooses the implementation of attention, once for an engine, and says why."""
+"""Chooses the implementation of attention, once for an engine, and gives the reason."""
 
 import importlib.util
 from collections.abc import Mapping
@@ -21,7 +21,7 @@ class Ranking:
 
     Attributes:
         order: the fastest first.
-        evidence: file in benchmarks/results that shows it.
+        evidence: the file in benchmarks/results with the measurement.
     """
 
     order: tuple[Backend, ...]
@@ -33,7 +33,7 @@ RANKINGS: Mapping[tuple[int, int], Ranking] = {
         ("mosaic", "triton", "xla"), "20261122-080534-nvidia-h200-attention-backends.json"
     ),
 }
-"""By compute capability; `scripts/kernel_bench.py --backends` measures."""
+"""Rankings by compute capability, measured by `scripts/kernel_bench.py --backends`."""
 
 _UNMEASURED: tuple[Backend, ...] = ("mosaic", "triton", "xla")
 
@@ -49,7 +49,7 @@ def choose_backend(
     compute_capability: tuple[int, int] | None,
     kv_cache_dtype: KVCacheDType = "auto",
 ) -> tuple[Backend, str]:
-    """Pick the attention implementation once, visibly.
+    """Choose the attention implementation of an engine, with the reason.
 
     Args:
         requested: "auto" or the name of an implementation.
@@ -57,13 +57,13 @@ def choose_backend(
         dtype: name of the dtype of activations.
         block_size: S, tokens in a page.
         group_size: query heads that share a KV head.
-        platform: of the devices: "cpu", "gpu".
+        platform: platform of the devices: "cpu", "gpu".
         compute_capability: of an NVIDIA GPU, for example (9, 0); None elsewhere.
         kv_cache_dtype: of pages; "auto" is that of activations.
 
     Returns:
-        The name, and the reason in a few words for the start-up report: what decided, and for
-        "auto" on a GPU why each implementation that can't run was passed over.
+        The name, and the reason in a few words for the start-up report: the deciding fact, and for
+        "auto" on a GPU the reason against each implementation that can't run.
 
     Raises:
         ValueError: `requested` can't run here; says why and lists what can.
@@ -119,7 +119,7 @@ def _fastest(
 
 
 def _model_obstacle(head_dim: int, dtype: str, block_size: int, group_size: int) -> str | None:
-    """Why no GPU kernel can serve this model, or None."""
+    """The reason why no GPU kernel can serve this model, or None."""
     if head_dim not in _HEAD_DIMS:
         return f"needs head_dim 64 or 128, not {head_dim}"
     if dtype not in _DTYPES:

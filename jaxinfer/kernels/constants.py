@@ -5,4 +5,4 @@ import math
 LOG2_E = math.log2(math.e)
 """``exp(x) = exp2(x * LOG2_E)``: hardware computes powers of 2."""
 MULTIPROCESSORS = 132
-"""Of an H100 or H200; kernels choose their number of blocks by this on every GPU."""
+"""Multiprocessors of an H100 or H200; kernels choose their number of blocks by it on every GPU."""

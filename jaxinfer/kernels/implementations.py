@@ -1,7 +1,7 @@
 """The table of modules that implement each op, by backend; imported at first use.
 
 Kernels import packages that only their devices need, so nothing here is imported before it is
-chosen. The names stand in full, so that a search for a module finds this table.
+chosen. Names are written in full, so that a search for a module finds this table.
 """
 
 import importlib

@@ -1,4 +1,4 @@
-"""The kernel policy: how an engine's ops are computed, as one value, static in every program."""
+"""The kernel policy: an engine's choice of kernels as one value, static in every program."""
 
 from dataclasses import dataclass
 
@@ -7,14 +7,14 @@ from jaxinfer.kernels.choice import Backend
 
 @dataclass(frozen=True)
 class Kernels:
-    """How the ops of a model are computed. Hashable; a program's identity contains its `repr`.
+    """The choice of kernels for a model's ops. Hashable; a program's identity contains its `repr`.
 
-    What else an engine decides once about its kernels, such as results that do not depend on the
-    batch, or launches that overlap, is another field with a default, which ops read here.
+    Further decisions that an engine makes once about its kernels, such as batch-invariant results
+    or overlapping launches, belong here as fields with defaults, which ops read.
 
     Attributes:
-        backend: whose kernels are used, from `choose_backend`. An op that has none of that backend
-            for its operands is XLA's.
+        backend: the backend of the kernels, from `choose_backend`. An op without a kernel of that
+            backend for its operands runs in XLA.
     """
 
     backend: Backend = "xla"

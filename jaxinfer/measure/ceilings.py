@@ -9,12 +9,12 @@ import jax
 import jax.numpy as jnp
 
 _WINDOW_S, _WINDOWS = 0.1, 4
-"""The best of several windows stands, for others may use the machine, too."""
+"""The best of several windows counts, because others may use the machine, too."""
 _CPU_BYTES, _GPU_BYTES = 1 << 27, 1 << 30
-"""Of an array: ten times a GPU's L2 cache, or more."""
+"""Size of an array: ten times a GPU's L2 cache, or more."""
 _LEAST_BYTES = 1 << 26
 _CPU_ROWS, _GPU_ROWS = 512, 8192
-"""Of matrices; on a CPU short enough for a moment of its own."""
+"""Rows of matrices; on a CPU, few enough that a product is rarely interrupted."""
 
 
 def measure_peak(dtype: str) -> dict[str, Any]:
@@ -48,7 +48,7 @@ def launch_seconds(operation: Callable[[jax.Array], jax.Array], x: jax.Array) ->
     """
     result = jax.eval_shape(operation, x)
     out = jnp.zeros(result.shape, result.dtype)
-    # Each result takes the place of the last, or as many as are queued would need memory.
+    # Each result replaces the last one; otherwise every queued one would need memory.
     launch = jax.jit(lambda x, out: operation(x), donate_argnums=1, keep_unused=True)
 
     def run() -> jax.Array:
@@ -58,12 +58,12 @@ def launch_seconds(operation: Callable[[jax.Array], jax.Array], x: jax.Array) ->
 
     jax.block_until_ready(run())
     calls = max(3, math.ceil(_WINDOW_S / queue_seconds(run, 3) * 3))
-    queue_seconds(run, calls)  # clocks take a while to be what they will be
+    queue_seconds(run, calls)  # clocks take a while to become steady
     return min(queue_seconds(run, calls) / calls for _ in range(_WINDOWS))
 
 
 def queue_seconds(run: Callable[[], Any], calls: int) -> float:
-    """Seconds of `calls` calls, queued one behind the other; only the last result is awaited."""
+    """Seconds of `calls` calls, queued one after the other; only the last result is awaited."""
     start = time.perf_counter()
     for _ in range(calls - 1):
         run()
@@ -77,7 +77,7 @@ def matrix_rows(device: Any) -> int:
 
 
 def array_bytes(device: Any, times: int = 1) -> int:
-    """Bytes of an array, of which two take at most half of the memory that is free."""
+    """Bytes of an array, such that two of them take at most half of the free memory."""
     stats = device.memory_stats() or {}
     free = stats.get("bytes_limit", math.inf) - stats.get("bytes_in_use", 0)
     num_bytes = times * (_CPU_BYTES if device.platform == "cpu" else _GPU_BYTES)

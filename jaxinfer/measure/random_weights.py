@@ -63,7 +63,7 @@ def random_params(config: ModelConfig, dtype: str, mesh: Mesh, seed: int = 0) ->
         config: the model's shape.
         dtype: of every leaf.
         mesh: leaves get the engine's shardings on it.
-        seed: of the values.
+        seed: seed of the values.
     """
     described = abstract_params(config, dtype, mesh)
     leaves, structure = jax.tree_util.tree_flatten_with_path(described)

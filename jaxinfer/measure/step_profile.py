@@ -10,11 +10,11 @@ if TYPE_CHECKING:
 
 _REPEATS = 5
 _WARM_UPS = 2
-"""Batches: the first launches of a program compile it, and capture its CUDA graph."""
+"""Number of warm-up batches: a program's first launches compile it and capture its CUDA graph."""
 TIMED_TOKENS = 33
-"""Of each sequence: enough steps for the median of a decode step."""
+"""Tokens of each sequence: enough steps for the median of a decode step."""
 Timing = dict[str, Any]
-"""As the fields of `jaxinfer.profiling.host_time.Timing`."""
+"""The fields of `jaxinfer.profiling.host_time.Timing`, as JSON-like values."""
 
 
 def time_steps(llm: "LLM", prompts: list[list[int]], run: str) -> list[Timing]:
@@ -23,7 +23,7 @@ def time_steps(llm: "LLM", prompts: list[list[int]], run: str) -> list[Timing]:
     Args:
         llm: the engine.
         prompts: token ids, all at once.
-        run: what to call these in the report.
+        run: their name in the report.
     """
     from jaxinfer.profiling.host_time import StepTime, timings
 

@@ -18,7 +18,7 @@ def engine_bytes(
     Args:
         device_bytes: the device's memory.
         utilization: share of it that the engine may use.
-        allocator_share: share of it that XLA's allocator may take, of which 5% stay free.
+        allocator_share: share of it that XLA's allocator may take; 5% of that stay free.
     """
     limit = device_bytes * allocator_share
     return int(min(utilization * device_bytes, _LARGEST_SHARE_OF_ALLOCATOR * limit))
@@ -50,7 +50,7 @@ def blocks_on_devices(
 
     Args:
         free_bytes: from `free_bytes`.
-        block_bytes: bytes of a block on one device, over all layers.
+        block_bytes: size of a block on one device, over all layers.
         step_bytes: temporaries and results of the largest step on one device.
         utilization: for the error message.
 

@@ -22,7 +22,7 @@ class ModelCost:
         attention_flops_per_pair: query times key and probability times value, all layers.
         expert_bytes: of one expert of every layer.
         num_experts: of a layer; 0 for a dense model.
-        experts_per_token: which each token takes.
+        experts_per_token: experts that each token is routed to.
     """
 
     weight_bytes: int
@@ -41,7 +41,7 @@ class ModelCost:
 
 
 def distinct_experts(num_experts: int, experts_per_token: int, tokens: int) -> float:
-    """Experts of a layer that some of `tokens` choose, if all are equally likely.
+    """The expected number of a layer's experts that `tokens` tokens use, all equally likely.
 
     Real routing is skewed, so that fewer are read.
     """
@@ -64,7 +64,7 @@ def model_cost(
         num_devices: N, over which it is split; the counts are then one device's. Keys and values
             are whole heads: with fewer heads than devices, each has one, and all of their
             projections.
-        kv_cache_dtype: of keys and values in the cache.
+        kv_cache_dtype: dtype of keys and values in the cache.
     """
     E, L, N = shape.hidden_size, shape.num_hidden_layers, num_devices
     kv_split = N if shape.num_key_value_heads % N == 0 else 1
@@ -116,7 +116,7 @@ def prefill_flops(cost: ModelCost, lengths: list[int], cached: int = 0) -> float
 
 
 def prefill_floor_s(cost: ModelCost, chip: Chip, lengths: list[int], cached: int = 0) -> float:
-    """Seconds to prefill prompts of `lengths`, of which the first `cached` tokens are in pages.
+    """Seconds to prefill prompts of `lengths`, whose first `cached` tokens are in pages already.
 
     Each prompt's last token goes through the head; a token attends to itself and all earlier ones.
     """

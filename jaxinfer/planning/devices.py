@@ -7,7 +7,7 @@ Sources of published numbers (NVIDIA; 16-bit products with dense operands, float
 - L40S, A10, T4: data sheets of these names. A T4 has no bfloat16: its figure is float16's.
 - RTX 4090: Ada GPU architecture white paper, appendix A (float32 accumulation).
 
-`memory_bytes` is what CUDA programs are told, which is less than the name says: driver, error
+`memory_bytes` is the size that CUDA reports, which is less than the name says: driver, error
 correction and reserved pages take some. It differs by about 1% between drivers and boards.
 """
 
@@ -27,12 +27,12 @@ class Chip:
         name: as printed.
         bytes_per_s: read bandwidth.
         flops_per_s: bfloat16 (or float16) matrix products, in operations a second.
-        memory_bytes: of the device, as CUDA reports it; 0 if it plays no part.
+        memory_bytes: the device's memory, as CUDA reports it; 0 if not needed.
         measured: all speeds were reached by a kernel on this device; otherwise they are the data
             sheet's, which no kernel reaches.
         copy_bytes_per_s: bytes read and bytes written, together, while one array is copied into
             another; None if it was not measured.
-        linked: GPUs of one machine are joined by NVLink, as sums over devices want them.
+        linked: GPUs of one machine are joined by NVLink, which all-reduces need.
         has_bfloat16: its matrix units take bfloat16.
     """
 
@@ -145,7 +145,7 @@ def _by_numbers(text: str) -> Chip:
 
 
 def find_chip(device_kind: str) -> Chip | None:
-    """The measured chip of JAX's device kind, or None; then there is no floor to compare with."""
+    """The measured chip of JAX's device kind, or None, which leaves no floor to compare with."""
     return MEASURED.get(_key(device_kind))
 
 

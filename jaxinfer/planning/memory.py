@@ -27,11 +27,11 @@ class MemoryPlan:
 
     Attributes:
         device_bytes: all of it.
-        engine_bytes: what the engine may take (`gpu_memory_utilization`, the allocator's share).
+        engine_bytes: the engine's share of it (`gpu_memory_utilization`, the allocator's share).
         weight_bytes: parameters.
         slot_bytes: token counts of each sequence's slot, for penalties.
-        step_bytes: what the largest step needs; the engine compiles it to know, this is an estimate
-            that recorded engines confirm within 0.4% of the device's memory.
+        step_bytes: temporaries of the largest step. The engine compiles it to know; this estimate
+            agrees with recorded engines within 0.4% of the device's memory.
         kv_bytes_per_token: keys and values of one token, all layers.
         block_size: tokens in a block.
         num_kv_blocks: block 0 included, which is reserved for padding; 0 if none fit.

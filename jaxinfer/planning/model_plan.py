@@ -33,8 +33,8 @@ class BatchPlan:
 
     Attributes:
         sequences: B.
-        fits: whether the KV cache holds them at once; an engine makes the others wait.
-        ttft: until the last of B prompts, all there at once, has its first token.
+        fits: whether the KV cache holds them all at once; otherwise some wait.
+        ttft: time until the last of B prompts that arrive together has its first token.
         tpot: a decode step: the time between two tokens of each.
     """
 
@@ -60,14 +60,14 @@ class Plan:
         tensor_parallel_size: devices that share the model.
         dtype: of activations, and of weights that are not quantized.
         kv_cache_dtype: of keys and values: "auto" is `dtype`.
-        context: tokens of each sequence: a prompt's, for TTFT, or what a decode step reads.
-        parameters: of the model.
-        active_parameters: of these, what one token goes through.
+        context: tokens of each sequence: of its prompt for TTFT, or read by a decode step.
+        parameters: number of the model's parameters.
+        active_parameters: parameters that one token uses.
         operations: parameters, operations and bytes by part.
         memory: of each device.
         batches: times by number of sequences.
-        remedies: what lets the largest batch fit; empty if it does.
-        notes: what the reader of the numbers has to know.
+        remedies: changes that let the largest batch fit; empty if it does.
+        notes: remarks for readers of the numbers.
     """
 
     model: str
@@ -87,7 +87,7 @@ class Plan:
 
     @property
     def fits(self) -> bool:
-        """Whether every batch does."""
+        """True if every batch fits."""
         return not self.remedies
 
     def to_dict(self) -> dict[str, Any]:
@@ -237,7 +237,7 @@ def _notes(timing: Timing, dtype: str) -> list[str]:
         notes.append("No expected times: sums over GPUs without NVLink were never measured.")
     else:
         notes.append(
-            "Expected times are fitted to recorded H200 runs, the worst of which is off by "
+            "Expected times are fitted to recorded H200 runs, with a largest error of "
             f"{recorded_overheads().worst:.0%}; TTFT is that of prompts that find the engine idle."
         )
     if not chip.measured:

@@ -66,18 +66,18 @@ NAMED_SHAPES = {
     "Qwen3-30B-A3B": _QWEN3_30B_A3B,
     "Llama-2-7B": _LLAMA_2_7B,
 }
-"""By the name that the model is published under, without its owner."""
+"""Shapes by the model's published name, without its owner."""
 SERVED_SHAPES = {
     name.removeprefix("Qwen3-").lower(): shape
     for name, shape in NAMED_SHAPES.items()
     if shape.is_measured
 }
-"""Of models that can be filled with random weights, to measure speed; "8b" is Qwen3-8B."""
+"""Shapes that can be filled with random weights, to measure speed; "8b" is Qwen3-8B."""
 _OWNERS = {"": "", "qwen": "qwen3", "meta-llama": "llama"}
 
 
 def find_shape(name: str) -> tuple[str, ModelShape] | None:
-    """A published shape's name and numbers, or None; any case, with or without the hub's owner."""
+    """A published shape's name and numbers, or None; in any case; the owner is optional."""
     owner, _, model = name.lower().rpartition("/")
     model = model.removesuffix("-hf")
     for known, shape in NAMED_SHAPES.items():

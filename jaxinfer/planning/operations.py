@@ -15,11 +15,11 @@ class Operation:
     """One part of the forward pass, over all layers.
 
     Attributes:
-        name: of the part.
-        parameters: that it holds.
-        flops_per_token: operations for a token (at `context` cached tokens, for attention).
-        bytes_per_token: read for a token that is decoded alone; in a batch all are shared except
-            attention's and the embedding rows'. Of experts, only a token's chosen ones count.
+        name: the part's name.
+        parameters: number of its parameters.
+        flops_per_token: operations per token (for attention, at `context` cached tokens).
+        bytes_per_token: bytes read for a token that is decoded alone; a batch shares all but those
+            of attention and of embedding rows. Only the experts that the token is routed to count.
         formula: of the parameters (of the operations, where there are none), numbers filled in.
     """
 
@@ -39,7 +39,7 @@ def operations(
         shape: the model.
         dtype: of activations, and of weights that are not quantized.
         context: tokens that attention reads.
-        kv_cache_dtype: of keys and values in the cache.
+        kv_cache_dtype: dtype of keys and values in the cache.
     """
     size = BYTES_OF[dtype]
     parts = [_embedding(shape, size), _norms(shape, size), _projections(shape, size)]
@@ -57,7 +57,7 @@ def count_parameters(shape: ModelShape) -> int:
 
 
 def active_parameters(shape: ModelShape) -> int:
-    """Parameters that one token goes through: of experts, the chosen ones."""
+    """Parameters that one token uses; only the experts that it is routed to count."""
     idle = shape.num_experts - shape.experts_per_token
     return count_parameters(shape) - shape.num_hidden_layers * idle * shape.mlp_weights
 

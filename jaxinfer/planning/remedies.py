@@ -13,7 +13,7 @@ _MOST_DEVICES = 64
 def remedies(
     shape: ModelShape, chip: Chip, dtype: str, config: EngineConfig, *, rows: int, context: int
 ) -> tuple[str, ...]:
-    """What lets `rows` sequences of `context` tokens fit at once; empty if they do.
+    """Changes that let `rows` sequences of `context` tokens fit at once; empty if they do.
 
     Args:
         shape: the model.

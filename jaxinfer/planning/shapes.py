@@ -46,17 +46,17 @@ class ModelShape(ModelConfig):
 
     @property
     def is_served(self) -> bool:
-        """Whether this engine runs models of this kind; others can be planned for comparison."""
+        """True if this engine runs models of this kind; others can be planned for comparison."""
         return self.model_type in FAMILIES
 
     @property
     def is_measured(self) -> bool:
-        """Whether runs of models of this kind were recorded, to which expected times are fitted."""
+        """True if expected times are fitted to recorded runs of models of this kind."""
         return self.model_type == "qwen3"
 
     @property
     def qk_norm(self) -> bool:
-        """Whether queries and keys have a norm of D weights each."""
+        """True if queries and keys have a norm of D weights each."""
         if not self.is_served:
             return True
         return family_of(self.model_type).layer_kinds(self)[0].head_norms
@@ -128,7 +128,7 @@ class ModelShape(ModelConfig):
         Args:
             bytes_per_value: of activations.
             num_devices: N, that heads are split over.
-            kv_cache_dtype: what pages hold: activations, or integers with a scale for each head.
+            kv_cache_dtype: contents of pages: activations, or integers with a scale for each head.
         """
         heads = self.kv_heads_of_device(num_devices)
         head_bytes = self.head_dim * bytes_per_value

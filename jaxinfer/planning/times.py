@@ -1,9 +1,9 @@
 """Times of prefills and decode steps on one device or several: the least, and the expected.
 
-The least follows from bytes and operations (`cost.py`). What a run takes beyond that is fitted to
-recorded runs of an H200 by `scripts/planning_overheads.py`, which writes `overheads.json`. Of a
-device that was not measured, two things are assumed: that it reaches the share of its data sheet
-which an H200 reaches, and that launches and small kernels take as long.
+The least follows from bytes and operations (`cost.py`). The time beyond that is fitted to recorded
+runs of an H200 by `scripts/planning_overheads.py`, which writes `overheads.json`. A device that was
+not measured is assumed to reach the same share of its data sheet's speeds as an H200, and to take
+as long for launches and small kernels.
 """
 
 import dataclasses
@@ -56,7 +56,7 @@ class Overheads:
 
 @functools.cache
 def recorded_overheads() -> Overheads:
-    """The fit that the package ships."""
+    """The fitted overheads that the package ships."""
     file = importlib.resources.files("jaxinfer.planning") / "overheads.json"
     return Overheads(**json.loads(file.read_text())["overheads"])
 
@@ -67,7 +67,7 @@ class Time:
 
     Attributes:
         floor_s: the least.
-        expected_s: what this engine is expected to take; None where nothing is known of it.
+        expected_s: expected time of this engine; None if unknown.
         utilization: of `expected_s` (or else of the floor), the share in which the memory (decode)
             or the matrix units (prefill) are busy at their full speed: MBU, MFU.
     """
@@ -97,7 +97,7 @@ class Timing:
 
     @property
     def is_expected(self) -> bool:
-        """Whether an expected time is known, beside the least.
+        """True if expected times are known, not only the least.
 
         It is for models that the engine serves, on devices whose sums it can know the time of,
         with the weights and the cache that the recorded runs had.
@@ -127,7 +127,7 @@ class Timing:
         )
 
     def prefill(self, rows: int, context: int) -> Time:
-        """Prompts of `context` tokens, all there at once, until the last has its first token."""
+        """A prefill of `rows` prompts of `context` tokens: TTFT of the last one."""
         lengths = [context] * rows
         return self._time(
             prefill_floor_s(self.cost, self.chip, lengths),

@@ -1,1 +1,1 @@
-"""What a recorded trace means: steps, parts and kernels beside what the device can do. No JAX."""
+"""Interprets recorded traces: steps, parts and kernels beside the device's speeds. No JAX."""

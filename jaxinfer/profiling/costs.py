@@ -1,7 +1,7 @@
 """The bytes and operations that each part of a step needs at least, from shapes.
 
-Weights are read once a step, and activations between parts written and read once. What one kernel
-keeps to itself is not counted, so a fused part may need less than is said here.
+Weights are read once a step, and activations between parts written and read once. Values that stay
+inside one kernel are not counted, so a fused part may need less than stated.
 """
 
 import dataclasses
@@ -46,7 +46,7 @@ def step_costs(
         shape: the model.
         dtype: of weights, activations, keys and values.
         facts: the step.
-        num_devices: N, that the model is split over; every part is counted as split evenly.
+        num_devices: N, devices that the model is split over; every part counts as split evenly.
     """
     total: dict[str, Cost] = {}
     for inner in range(facts.num_steps):
@@ -59,7 +59,7 @@ def step_costs(
 
 
 def _inner_costs(shape: ModelShape, dtype: str, facts: StepFacts) -> dict[str, Cost]:
-    """Of one step of a multi-step decode, or of a step that is one."""
+    """Each part's cost in one step: a single step, or one of a multi-step decode."""
     size = BYTES_OF[dtype]
     parts = {part.name: part for part in operations(shape, dtype, 1)}
     norms, of_heads = parts["norms"], head_norms(shape, size)

@@ -14,7 +14,7 @@ _FORWARD = ("jit_prefill", "jit_decode", _WITH_SAMPLER)
 
 
 class PartEvent(NamedTuple):
-    """A kernel that ran, with what it is part of.
+    """A kernel that ran, with the part of the model that it belongs to.
 
     Attributes:
         event: as traced.
@@ -39,12 +39,12 @@ class DeviceStep(NamedTuple):
 
     @property
     def start_ns(self) -> float:
-        """When its first kernel began."""
+        """Start of its first kernel, in nanoseconds on the trace's clock."""
         return self.kernels[0].event.start_ns
 
     @property
     def end_ns(self) -> float:
-        """When the last kernel of its programs ended."""
+        """End of its programs' last kernel, in nanoseconds on the trace's clock."""
         events = [each.event for each in self.kernels]
         return max(event.end_ns for event in [e for e in events if e.module] or events)
 
@@ -80,9 +80,9 @@ def device_steps(
     sampler, which the next may follow at once, begins where its first instruction comes again.
 
     Args:
-        steps: in the order of their launches.
+        steps: the steps, in the order of their launches.
         kernels: in the order of their beginnings.
-        programs: that the steps launched.
+        programs: the programs that the steps launched.
     """
     found: list[list[KernelEvent]] = []
     runs: dict[tuple[str, int], int] = {}

@@ -1,4 +1,4 @@
-"""Figures as text: aligned tables, and shares as percentages that claim no more than is so."""
+"""Figures as text: aligned tables, and percentages that never round to 0% or 100%."""
 
 from collections.abc import Sequence
 
@@ -23,8 +23,8 @@ def aligned(rows: Sequence[Sequence[str]], *, left: int = 1, last_left: bool = F
 
     Args:
         rows: of equal length, the titles among them.
-        left: the number of columns, the first ones, that are aligned to the left.
-        last_left: whether the last one is, too.
+        left: number of leading columns that are aligned to the left.
+        last_left: whether the last column is aligned to the left, too.
     """
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     is_left = [i < left or (last_left and i == len(widths) - 1) for i in range(len(widths))]

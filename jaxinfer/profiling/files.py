@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any
 
 RECORDING = "recording.json"
-"""Steps, programs and the engine's facts: with the traces, all that a report is made from."""
+"""Steps, programs and the engine's facts; a report needs only these and the traces."""
 REPORT_JSON = "report.json"
 REPORT_TEXT = "report.txt"
 
 
 def cycle_directory(directory: Path, index: int) -> Path:
-    """Where the trace of a repetition is, the first being 0."""
+    """The directory of a repetition's trace; the first has index 0."""
     return directory / f"cycle-{index + 1}"
 
 

@@ -32,10 +32,11 @@ class Timing:
     """Steps of a kind by the host's clock: medians.
 
     Attributes:
-        kind: of the steps.
+        kind: the steps' kind.
         run: "as always", "one step a launch", "without CUDA graphs" or "recorded".
-        seconds: a step, as in `StepTime`; of a multi-step decode, each of its steps.
-        host: a step, by what the host did; medians, which need not add up. Empty if not known.
+        seconds: of a step, as in `StepTime`, or of each step of a multi-step decode.
+        host: seconds a step, by kind of the host's work; medians, which need not add up. Empty if
+            unknown.
     """
 
     kind: Kind
@@ -79,7 +80,7 @@ def step_times(spans: Iterable[Span], launches: Sequence[tuple[Kind, int]]) -> l
 
 
 def timings(steps: Sequence[StepTime], run: str) -> list[Timing]:
-    """The median step of each kind; the run is what to call these."""
+    """The median step of each kind; `run` is their name in the report."""
     found = []
     for kind in ("prefill", "decode"):
         own = [step for step in steps if step.kind == kind]

@@ -16,9 +16,9 @@ PARTS = (
 A norm inside another part is "norm", unless one kernel computes both: then it is that part's.
 """
 OTHER = "other"
-"""What no name reaches: a step's inputs, and copies that XLA adds."""
+"""Work outside all named parts: a step's inputs, and copies that XLA adds."""
 HOST_SPANS = ("schedule", "pack", "launch", "fetch", "detokenize")
-"""What the host does in a step, in this order; recorded as `jaxinfer.NAME`."""
+"""The host's work in a step, in this order; recorded as `jaxinfer.NAME`."""
 SPAN_PREFIX = "jaxinfer."
 STEP_SPAN = "step"
 

@@ -1,4 +1,4 @@
-"""Makes the report of a profile's directory from its traces and what was kept beside them."""
+"""Reads a profile's directory (traces, programs, facts of the engine) into a report."""
 
 import collections
 import dataclasses
@@ -26,14 +26,14 @@ _NUMBER = re.compile(r"([._]\d+)+$")  # XLA numbers the copies of a kernel
 
 
 class Recording(NamedTuple):
-    """What a profile recorded.
+    """The contents of a profile's recording.
 
     Attributes:
         facts: of the engine, as `make_report` takes them.
         steps: as the device ran them.
         spans: of the host in each repetition.
         hosts: the steps as the host saw them.
-        programs: that the steps launched.
+        programs: the programs that the steps launched.
     """
 
     facts: dict[str, Any]
@@ -44,11 +44,11 @@ class Recording(NamedTuple):
 
 
 def read_report(directory: str | Path, **facts: Any) -> ProfileReport:
-    """The report of what a profile recorded.
+    """The report of a profile's recording.
 
     Args:
         directory: of the profile.
-        facts: in place of what the recording says of the engine, as `make_report` takes it.
+        facts: replacements for the recording's facts of the engine; see `make_report`.
 
     Raises:
         ValueError: there is no recording, or no step was recorded.
@@ -60,7 +60,7 @@ def read_report(directory: str | Path, **facts: Any) -> ProfileReport:
 
 
 def read_recording(directory: str | Path) -> Recording:
-    """The traces in a profile's directory; arguments and errors as of `read_report`."""
+    """Read the traces in a profile's directory; arguments and errors as for `read_report`."""
     directory = Path(directory)
     file = directory / RECORDING
     if not file.is_file():
@@ -91,14 +91,14 @@ def make_report(
     hosts: Sequence[StepTime],
     programs: Programs,
 ) -> ProfileReport:
-    """The report of steps.
+    """Build the report of recorded steps.
 
     Args:
         recording: the engine's facts: "title", "model", "dtype", "device", "platform",
             "num_devices", "peak", and perhaps "notes", and "timings" of the same steps unrecorded.
         steps: as the device ran them.
         hosts: the steps as the host saw them.
-        programs: that the steps launched.
+        programs: the programs that the steps launched.
     """
     peak = None if recording.get("peak") is None else Peak(**recording["peak"])
     shape = ModelShape.from_values(recording["model"])
@@ -137,7 +137,7 @@ def make_report(
 def _part_rows(
     kind: Kind, steps: Sequence[DeviceStep], costs: Sequence[dict[str, Cost]], peak: Peak | None
 ) -> list[WorkRow]:
-    """Rows in the order in which a step runs its parts, with what each needs at least."""
+    """A row for each part, in the order in which a step runs them, with the part's least cost."""
     rows = {row.part: row for row in _rows(kind, steps, lambda each: (each.part, ""))}
     found = []
     for part in (*PARTS, OTHER):
@@ -148,7 +148,7 @@ def _part_rows(
 
 
 def sum_costs(costs: Iterable[Cost]) -> Cost:
-    """All of them together."""
+    """The sum of some costs."""
     total = NOTHING
     for cost in costs:
         total = total.plus(cost)

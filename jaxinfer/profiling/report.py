@@ -13,22 +13,22 @@ from jaxinfer.profiling.text import heading, step_table, timing_table, work_tabl
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ProfileReport:
-    """What a profile says; made by `jaxinfer.profiling.read_report`.
+    """The report of a profile; made by `jaxinfer.profiling.read_report`.
 
     Attributes:
         title: model and device.
         model: name and sizes.
         device: JAX's name of its kind.
         platform: "cpu" or "gpu".
-        dtype: of weights and activations.
-        num_devices: that share the model; kernels are the first one's.
-        peak: what the device can do, or None if that is not known.
+        dtype: dtype of weights and activations.
+        num_devices: devices that share the model; kernels are the first one's.
+        peak: the device's speeds; None if unknown.
         steps: a row for each kind.
         parts: in the order in which a step runs them.
         kernels: the longest first.
         timings: by the host's clock, of the recorded steps, and of the same steps unrecorded if
             the command measured them; the latter first.
-        notes: what to know when reading, one sentence each.
+        notes: remarks for the reader, one sentence each.
     """
 
     title: str

@@ -1,4 +1,4 @@
-"""The rows of a profile's report: what the device can do, steps, their parts and kernels."""
+"""The rows of a profile's report: the device's speeds, steps, their parts and kernels."""
 
 import dataclasses
 
@@ -10,13 +10,13 @@ DATA_SHEET = "its data sheet"
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Peak:
-    """What the device can do at most.
+    """The highest speeds of a device.
 
     Attributes:
         name: the device.
         bytes_per_s: of its memory, sustained.
-        flops_per_s: of its matrix units, in the profile's dtype, likewise.
-        source: where the numbers are from.
+        flops_per_s: of its matrix units, in the profile's dtype, sustained.
+        source: the origin of the numbers.
     """
 
     name: str
@@ -26,7 +26,7 @@ class Peak:
 
     @classmethod
     def of_chip(cls, chip: Chip) -> "Peak":
-        """A device's of which both speeds were measured, or published."""
+        """The peak of a chip, from its measured or published speeds."""
         source = "the best kernels on this device" if chip.measured else DATA_SHEET
         return cls(
             name=chip.name,
@@ -41,17 +41,16 @@ class WorkRow:
     """A part of the model, or one kernel of a part, in the mean step of its kind.
 
     Attributes:
-        kind: of the steps.
+        kind: the steps' kind.
         part: of `profiling.parts.PARTS`, or "other".
         kernel: the kernel's name without its number, or "" for a whole part.
         calls: launches a step.
         seconds: a step, by the device's clock; of kernels that overlap, the sum.
         share: of the seconds of all kernels.
-        num_bytes: the least that the tokens of a step need of a part; None of a kernel, and of
-            "other".
-        flops: likewise.
+        num_bytes: least bytes that a part moves for a step's tokens; None for kernels and "other".
+        flops: least operations of a part for a step's tokens; None for kernels and "other".
         memory_share: of the memory's speed; None without `num_bytes` or the device's peak.
-        matrix_share: of the matrix units' speed; likewise.
+        matrix_share: of the matrix units' speed; None without `flops` or the device's peak.
     """
 
     kind: Kind
@@ -78,9 +77,9 @@ class StepRow:
         tokens: fed.
         context_tokens: read by attention.
         span_s: from the first kernel to the end of the last.
-        busy_s: of these, with a kernel at work.
-        num_gaps: stretches between kernels without any.
-        gap_s: seconds of these.
+        busy_s: seconds of the span in which a kernel ran.
+        num_gaps: number of stretches of the span in which no kernel ran.
+        gap_s: seconds of all gaps.
         longest_gap_s: the longest.
         idle_before_s: from the end of the step before to the first kernel; None of the first step.
     """

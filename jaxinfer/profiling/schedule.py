@@ -15,9 +15,9 @@ class ProfileSchedule:
 
     Attributes:
         wait: steps that run as always.
-        warmup: steps that are traced and dropped then, for the profiler's own start is slow.
-        active: steps that are recorded then; of a fresh batch the first is a prefill.
-        repeat: how often all this is done.
+        warmup: steps that are then traced and dropped, because the profiler starts slowly.
+        active: steps that are then recorded; the first of a fresh batch is a prefill.
+        repeat: number of repetitions of all this.
 
     Raises:
         TypeError: a number is not an integer.
@@ -48,7 +48,7 @@ class ProfileSchedule:
         return self.wait + self.warmup + self.active
 
     def phase(self, step: int) -> Phase:
-        """What happens to a step.
+        """The phase that a step belongs to.
 
         Args:
             step: 0 is the first after the profile began.
@@ -61,6 +61,6 @@ class ProfileSchedule:
         return "warmup" if place < self.wait + self.warmup else "active"
 
     def begins(self, step: int) -> bool:
-        """Whether another phase, or another repetition, begins with a step."""
+        """True if another phase or repetition begins with a step."""
         place = step % self.cycle_steps
         return step >= self.num_steps or place in (0, self.wait, self.wait + self.warmup)

@@ -13,7 +13,7 @@ _WORK = (*_TIMES, "MB", "GFLOP", "of memory", "of matrix")
 
 
 def heading(title: str, peak: Peak | None) -> Iterator[str]:
-    """What was profiled, and what its device can do."""
+    """Lines that name the profiled model and its device's speeds."""
     yield title
     if peak is not None:
         memory, matrix = peak.bytes_per_s / 1e9, peak.flops_per_s / 1e12
@@ -91,7 +91,7 @@ def _timing_cells(
 def timing_shares(
     each: Timing, timings: Sequence[Timing], steps: Sequence[StepRow]
 ) -> tuple[str, str]:
-    """A step's time over that of one as always, and the share of it that kernels take."""
+    """A step's time relative to the "as always" run, and the share of it that kernels take."""
     usual = [t for t in timings if (t.kind, t.run) == (each.kind, "as always")]
     busy = [row.busy_s / row.num_steps for row in steps if row.kind == each.kind]
     return (

@@ -1,1 +1,1 @@
-"""Rollouts for trainers: arrays of tokens out, trainers' parameters mapped onto the engine's."""
+"""Rollouts for trainers: token arrays from the engine, and trainers' parameters into it."""

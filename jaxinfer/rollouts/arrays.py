@@ -12,12 +12,12 @@ Array = np.ndarray | jax.Array
 
 
 class FinishCode(enum.IntEnum):
-    """Why a completion ended; `CompletionOutput.finish_reason` as a number."""
+    """The reason why a completion ended: `CompletionOutput.finish_reason` as a number."""
 
     STOP = 0
-    """An end-of-sequence or stop token, which is in the completion."""
+    """Ended by an end-of-sequence or stop token, which is in the completion."""
     LENGTH = 1
-    """`max_tokens` or the model's length."""
+    """Ended by `max_tokens` or the model's length."""
     ABORT = 2
     """Aborted, as `update_params` may."""
     ERROR = 3
@@ -29,7 +29,7 @@ class FinishCode(enum.IntEnum):
 class Rollouts:
     """Completions of prompts, a pytree of arrays; R rows, the n of a prompt are neighbours.
 
-    P is the width of prompts, C that of completions; `pad_token_id` is where a mask is False.
+    P is the width of prompts, C that of completions; ids are `pad_token_id` where a mask is False.
 
     Attributes:
         prompt_ids: int32 ``[R, P]``, padded on the left.
@@ -37,7 +37,7 @@ class Rollouts:
         completion_ids: int32 ``[R, C]``, padded on the right; the end token is included.
         completion_mask: bool ``[R, C]``.
         logprobs: float32 ``[R, C]``, of each completion's token, the end token's included; 0 where
-            the mask is False. Of which distribution, `EngineConfig.logprobs_mode` says.
+            the mask is False. `EngineConfig.logprobs_mode` chooses the distribution.
         prompt_lengths: int32 ``[R]``.
         lengths: int32 ``[R]``, of completions.
         finish_reasons: int32 ``[R]``, `FinishCode`.
@@ -61,13 +61,14 @@ class Rollouts:
 
         Args:
             length: L, tokens of a row.
-            num_rows: B, with empty rows at the end; None is as many as are needed.
+            num_rows: B, with empty rows at the end; None for as many as needed.
 
         Returns:
             NumPy arrays.
 
         Raises:
-            ValueError: a prompt with its completion is longer than a row, or the rows do not do.
+            ValueError: a prompt with its completion is longer than a row, or `num_rows` is too
+                small.
         """
         host = jax.device_get(self)
         totals = (host.prompt_lengths + host.lengths).tolist()
@@ -87,8 +88,8 @@ class PackedRollouts:
         segment_ids: int32 ``[B, L]``: 1, 2, ... in each row, 0 for padding.
         positions: int32 ``[B, L]``, from 0 in each segment.
         loss_mask: bool ``[B, L]``, True at tokens of completions.
-        logprobs: float32 ``[B, L]``, of the token that stands there; 0 where the mask is False.
-        rows: int32 ``[B, L]``, the row of the `Rollouts` that a token is of; -1 for padding.
+        logprobs: float32 ``[B, L]``, of the token at the same place; 0 where the mask is False.
+        rows: int32 ``[B, L]``, each token's row in the `Rollouts`; -1 for padding.
     """
 
     token_ids: Array
@@ -100,7 +101,7 @@ class PackedRollouts:
 
 
 def _first_fit(totals: list[int], length: int) -> tuple[list[tuple[int, int, int]], int]:
-    """Row, first column and segment of each sequence, and how many rows that are."""
+    """Row, first column and segment of each sequence, and the number of rows."""
     filled: list[int] = []
     segments: list[int] = []
     places = []

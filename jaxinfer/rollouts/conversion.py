@@ -39,7 +39,7 @@ class _Target(NamedTuple):
 
 
 class MappedParams:
-    """A trainer's parameters and the mapping that makes the engine's of them.
+    """A trainer's parameters, with the mapping from them to the engine's.
 
     It is a `ParamsMaker` for an engine that starts, and a `ParamsWriter` for one that runs.
 
@@ -50,7 +50,7 @@ class MappedParams:
 
     Args:
         tree: as for `leaves_by_path`.
-        mapping: says what becomes what.
+        mapping: the source of each of the engine's parameters.
     """
 
     def __init__(self, tree: Any, mapping: ParamsMapping) -> None:
@@ -59,11 +59,11 @@ class MappedParams:
         self._assigned: tuple[Any, tuple[Assignment, ...]] = (None, ())
 
     def check(self, wanted: Any) -> None:
-        """Raise what `ParamsMapping.assignments` raises."""
+        """Check the mapping against the engine's parameters; raises as `assignments` does."""
         self._assignments(wanted)
 
     def describe(self) -> dict[str, str]:
-        """The mapping's sources and the trainer's arrays, in words that differ if they do."""
+        """A description of sources and arrays that differs whenever they differ."""
         sources = {f"the mapping of {path}": str(source) for path, source in self._mapping.sources}
         arrays = {f"params[{path}]": _described(leaf) for path, leaf in self._leaves.items()}
         return sources | {"stacked_axis": str(self._mapping.stacked_axis)} | arrays
@@ -95,7 +95,7 @@ class MappedParams:
             config: the model's shape.
             dtype: of every parameter that is not quantized; None is that of the embedding's source.
             mesh: the engine's devices; None is the mesh that the trainer's arrays lie on, if any.
-            rules: how the devices share the model.
+            rules: the sharding of the model over the devices.
 
         Raises:
             ValueError, TypeError: as `check`.
@@ -185,7 +185,7 @@ def _program(assignments: tuple[Assignment, ...], targets: tuple[_Target, ...]) 
             last = last if target.scale is None else converted[-1][SCALE]
         return converted
 
-    # keep_unused: else JAX drops the old arrays from the program and donates nothing.
+    # keep_unused: otherwise JAX drops the old arrays from the program and donates nothing.
     return jax.jit(
         convert,
         donate_argnums=0,

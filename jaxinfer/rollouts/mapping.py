@@ -26,9 +26,9 @@ class ParamsMapping:
 
     The engine's paths are those of plain weights, also where it makes integers and scales of them.
     Ready ones are `hugging_face`, `nnx_linear`, `tunix_qwen3` and `maxtext_qwen3`, each also for
-    layers that are `stacked`. What the trainer's tree has beyond them is not read, but it must have
-    the model's number of layers. Arrays may have another floating-point dtype: the engine's is what
-    they become.
+    layers that are `stacked`. Further leaves of the trainer's tree are not read, but it must have
+    the model's number of layers. Arrays of another floating-point dtype are converted to the
+    engine's.
 
     Attributes:
         sources: for each path of the engine, with ``{layer}`` for the layer, its source: a
@@ -83,10 +83,10 @@ class ParamsMapping:
         return tuple(found[target] for target in targets)
 
     def stacked(self, axis: int = 0) -> "ParamsMapping":
-        """The same names, but each parameter of a layer is one array of all layers.
+        """This mapping for stacked layers: each parameter of a layer is one array of all layers.
 
-        That is how `nnx.scan`, `nnx.vmap` and Linen's `nn.scan` hold them: what is
-        ``layers.{layer}.mlp.kernel`` in this mapping is ``layers.mlp.kernel`` in that one.
+        That is how `nnx.scan`, `nnx.vmap` and Linen's `nn.scan` hold them:
+        ``layers.{layer}.mlp.kernel`` in this mapping becomes ``layers.mlp.kernel`` in the new one.
 
         Args:
             axis: of the layers, in the trainer's arrays.
@@ -147,7 +147,7 @@ class ParamsMapping:
     def maxtext_qwen3(cls, config: ModelConfig, *, param_scan_axis: int = 1) -> "ParamsMapping":
         """MaxText's dense Qwen3 with ``scan_layers=True``.
 
-        Assumed, and read in MaxText's converter, not run against it: kernels ``[in, L, ...]`` with
+        Assumed from MaxText's converter, not tested against MaxText: kernels ``[in, L, ...]`` with
         heads as dimensions of their own; no scale in the query kernel; an embedding that is not
         padded beyond the vocabulary.
 
@@ -200,7 +200,7 @@ def quantizing_mapping(leaves: Leaves, config: ModelConfig) -> ParamsMapping | N
 
 @functools.lru_cache(maxsize=16)
 def _expanded(mapping: ParamsMapping, targets: tuple[str, ...]) -> tuple[Assignment, ...]:
-    """The sources of each path of an engine; once for a mapping and a model."""
+    """The source of each of an engine's paths; cached by mapping and model."""
     return tuple(_assignments(mapping, targets))
 
 

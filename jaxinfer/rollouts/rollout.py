@@ -40,7 +40,7 @@ def choose_pad(
     vocab_size: int,
     tokenizer: Tokenizer | None,
 ) -> int:
-    """The padding's id: the given one, or one that ends nothing and that no model samples.
+    """The id for padding: the given one, or one that ends nothing and that no model samples.
 
     That is the highest id that the tokenizer has no token for, or else its highest special token;
     without a tokenizer it is the highest id.
@@ -76,7 +76,7 @@ def run_rollouts(
     use_tqdm: bool | Callable[..., Any],
     allow_errors: bool,
 ) -> Rollouts:
-    """Run requests of `rollout_params` and gather their results; as `LLM.rollout`."""
+    """Run requests made with `rollout_params` and gather their results; see `LLM.rollout`."""
     check_widths(requests, pad_to)
     outputs = run_requests(driver, requests, use_tqdm=use_tqdm)
     if not allow_errors:
@@ -92,7 +92,7 @@ def run_rollouts(
 
 
 def check_widths(requests: Sequence[NewRequest], pad_to: tuple[int, int] | None) -> None:
-    """Raise, before anything runs, unless all will fit.
+    """Check, before anything runs, that all prompts and completions will fit the widths.
 
     Raises:
         TypeError: `pad_to` is no pair of integers.
@@ -114,7 +114,7 @@ def check_widths(requests: Sequence[NewRequest], pad_to: tuple[int, int] | None)
 
 
 def check_outputs(outputs: Sequence[RequestOutput]) -> None:
-    """Raise if a request failed, since a loss would go on without its rows unseen.
+    """Raise if a request failed: a loss would silently leave out its rows.
 
     Raises:
         StepError: counts the failed ones, and names the first and its cause.
@@ -135,7 +135,7 @@ def to_rollouts(
 
     Args:
         outputs: of requests with `logprobs=0`.
-        pad_token_id: where nothing is.
+        pad_token_id: the id that fills padding.
         pad_to: P and C; None is the longest prompt and completion, at least 1.
     """
     prompts = [output.prompt_token_ids for output in outputs]

@@ -12,7 +12,7 @@ import jax
 from jaxinfer.rollouts.trees import Leaves, canonical
 
 LAYER = "{layer}"
-"""Stands for the number of a layer in paths."""
+"""Placeholder for the number of a layer in paths."""
 
 Shape = tuple[int, ...]
 
@@ -59,12 +59,12 @@ class Assignment(NamedTuple):
 
 
 def check_source(each: Assignment, leaves: Leaves, like: jax.ShapeDtypeStruct) -> None:
-    """Raise unless a source is there, of as many layers as the model's, and has the right shape.
+    """Check that a source exists, with the model's number of layers and the right shape.
 
     Args:
         each: the parameter.
         leaves: the trainer's, from `leaves_by_path`.
-        like: what the engine needs.
+        like: the engine's shape and dtype.
 
     Raises:
         ValueError: names paths and shapes, or both numbers of layers.
@@ -110,7 +110,7 @@ def _check_num_layers(each: Assignment, leaves: Leaves) -> None:
 
 
 def _num_separate(each: Assignment, leaves: Leaves) -> int | None:
-    """The number of layers with a source; None where it says nothing, as with a gap in between."""
+    """The number of layers with a source; None if it can't be told, as with a gap in between."""
 
     def has(layer: int) -> bool:
         return canonical(each.source.path.replace(LAYER, str(layer))) in leaves
@@ -129,7 +129,7 @@ def _stacked_instead(each: Assignment, leaves: Leaves) -> str:
 
 
 def _shape(each: Assignment, shape: Shape, wanted: Shape) -> Shape | None:
-    """The shape that a source of some shape is given; None if its dimensions don't fit."""
+    """The shape of a source after its transformation; None if its dimensions don't fit."""
     if each.axis is not None:
         if not _has_axis(shape, each.axis):
             return None

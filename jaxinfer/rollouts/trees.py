@@ -9,7 +9,7 @@ import numpy as np
 from jaxinfer.model.quantization import SCALE, WEIGHT
 
 Leaves = dict[str, Any]
-"""From canonical path to array, in the order of the tree."""
+"""Arrays by canonical path, in the order of the tree."""
 
 
 def leaves_by_path(tree: Any) -> Leaves:
@@ -21,7 +21,7 @@ def leaves_by_path(tree: Any) -> Leaves:
     collection ``params`` is unwrapped; functions, as modules hold for activations, are left out.
 
     Args:
-        tree: what a trainer holds; no array is copied.
+        tree: a trainer's parameters; no array is copied.
 
     Returns:
         Leaves by `canonical` path, such as ``model.layers.0.self_attn.q_proj``; a quantized weight
@@ -78,7 +78,7 @@ def canonical(path: str) -> str:
 def _walk(
     node: Any, parts: tuple[str, ...], above: tuple[int, ...]
 ) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """Paths and leaves; `above` are the objects that hold this one, lest they hold each other."""
+    """Paths and leaves; `above` holds the ids of enclosing objects, to stop at cycles."""
     for keys, child in jax.tree_util.tree_leaves_with_path(node):
         names = [str(_name(key)) for key in keys]
         if names and isinstance(keys[-1], jax.tree_util.GetAttrKey) and names[-1] == "value":

@@ -1,1 +1,1 @@
-"""The HTTP service: an engine behind OpenAI's protocol; the engine imports nothing of it."""
+"""The HTTP service: an engine behind OpenAI's protocol; the engine imports nothing from it."""

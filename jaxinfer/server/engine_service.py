@@ -1,4 +1,4 @@
-"""An engine with a socket for front ends: what the engine's process of a service runs."""
+"""Serves an engine to front ends over a socket; runs in the engine's process of a service."""
 
 from collections.abc import Callable
 from typing import Any

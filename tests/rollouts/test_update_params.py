@@ -242,7 +242,7 @@ def test_weights_lost_in_writing_end_the_engine(llm, monkeypatch):
 
     program = conversion._program
     monkeypatch.setattr(conversion, "_program", lambda *key: fail(program(*key)))
-    with pytest.raises(StepError, match="weights were lost in being written: RESOURCE_EXHAUSTED"):
+    with pytest.raises(StepError, match="lost while being written: RESOURCE_EXHAUSTED"):
         llm.update_params(held, TUNIX)
     with pytest.raises(StepError, match="make a new LLM"):
         answers(llm)

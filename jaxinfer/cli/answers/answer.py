@@ -41,7 +41,7 @@ class Answer:
         text: the output so far.
         token_ids: its tokens; None from a server, which sends text.
         finish_reason: "stop", "length" or "error"; None if the stream was left early.
-        error: what went wrong, with "error".
+        error: the error's message, with "error".
         prompt_tokens: tokens of the prompt.
         cached_tokens: of these, tokens whose KV was already in the cache.
         generation_tokens: tokens of the output.

@@ -28,7 +28,7 @@ def open_answers(path: Path, lines: Sequence[PromptLine], *, resume: bool) -> tu
         raise ValueError(f"{path}: not a file; without --output, --json prints the answers")
     data = path.read_bytes() if path.exists() else b""
     if data and not resume:
-        raise ValueError(f"{path}: exists; --resume goes on with it")
+        raise ValueError(f"{path}: exists; --resume continues it")
     whole = data[: data.rfind(b"\n") + 1]  # an interrupted run may leave part of a line
     records = whole.decode("utf-8", errors="replace").split("\n")[:-1]
     if len(records) > len(lines):

@@ -22,11 +22,9 @@ class LocalRequest(NamedTuple):
 
 
 class LocalModel:
-    """Answers prompts by an engine."""
+    """Answers prompts with an engine in this process."""
 
-    when_stopped = (
-        "; what the engine compiles or computes just now ends before the next answer begins"
-    )
+    when_stopped = "; work that the engine has begun ends before the next answer begins"
 
     def __init__(self, llm: "LLM") -> None:
         self._llm = llm
@@ -55,7 +53,7 @@ class LocalModel:
         Args:
             prompt: a text or messages.
             fields: of `SamplingParams`, over the model's defaults.
-            thinking: as for the chat template.
+            thinking: `enable_thinking` of the chat template; None leaves it to the template.
 
         Raises:
             ValueError: a field is out of its range, or the template refuses.
@@ -119,12 +117,12 @@ class LocalModel:
         return Stopwatch(self._llm)
 
     def cut_reason(self, request: LocalRequest, answer: Answer, *, setting: str) -> str | None:
-        """Why the model did not end an answer itself, and what to change; None if it did.
+        """The reason why an answer was cut, and what to change; None if the model ended it itself.
 
         Args:
             request: the request.
             answer: the complete answer.
-            setting: how the user sets the maximum number of tokens, for example "--max-tokens".
+            setting: the user's setting of the maximum number of tokens, for example "--max-tokens".
         """
         if answer.finish_reason != "length":
             return None
@@ -138,7 +136,7 @@ class LocalModel:
 
 
 def _extend(answer: Answer, output: "RequestOutput") -> None:
-    """Add what is new in an output."""
+    """Add the new tokens and text of an output."""
     piece = output.outputs[0]
     answer.text += piece.text
     answer.token_ids = answer.token_ids or []

@@ -23,12 +23,12 @@ class Stopwatch:
         self._first: tuple[float, float] | None = None
 
     def mark_first_token(self) -> None:
-        """Note the time of the first token; later calls change nothing."""
+        """Record the time of the first token; later calls change nothing."""
         if self._first is None:
             self._first = self._now()
 
     def times(self) -> RunTimes:
-        """All so far; where no first token was marked, it comes now."""
+        """The times so far; without a marked first token, its time is now."""
         total_s, compile_s = self._now()
         first_token_s, first_compile_s = self._first or (total_s, compile_s)
         return RunTimes(
@@ -63,7 +63,7 @@ def answer_line(answer: Answer, times: RunTimes) -> str:
 
 
 def batch_line(answers: Sequence[Answer], times: RunTimes) -> str:
-    """The same of requests that were submitted together; their times are from their own clocks."""
+    """Statistics of requests that were submitted together; times are from their own clocks."""
     metrics = [answer.metrics for answer in answers if answer.metrics is not None]
     start = min((metric.arrival_time for metric in metrics), default=0.0)
     firsts = [metric.first_token_time for metric in metrics if metric.first_token_time is not None]

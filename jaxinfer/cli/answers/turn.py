@@ -25,7 +25,8 @@ def take_turn(
         conversation: gets both messages, unless Ctrl-C comes before anything is said.
         line: the user's message.
         answer: filled in while `pieces` runs.
-        pieces: whether a piece is known to be thinking, and its text; closed at the end.
+        pieces: pairs of a flag, True for text that is known to be thinking, and the text; closed at
+            the end.
         inside: the prompt has opened the tag of thinking already.
 
     Returns:
@@ -33,7 +34,7 @@ def take_turn(
 
     Raises:
         KeyboardInterrupt: a second Ctrl-C.
-        Exception: what `pieces` raises; the conversation is as before.
+        Exception: raised by `pieces`; the conversation is as before.
     """
     is_whole = False
     try:

@@ -19,14 +19,14 @@ class Load:
     """A load: the number, lengths and arrival rate of requests to a server.
 
     Attributes:
-        model: its name there.
+        model: the model's name on the server.
         num_prompts: requests in all.
         input_len: random token ids of each prompt.
         output_len: tokens of each answer, exactly: end-of-sequence tokens are ignored.
         vocab_size: prompts hold token ids below this.
         request_rate: mean arrivals a second of a Poisson process; None is inf, all at once.
         max_concurrency: requests under way at most; None is any number.
-        seed: of prompts and arrivals.
+        seed: seed of prompts and arrivals.
     """
 
     model: str
@@ -100,7 +100,7 @@ class Share:
 
 
 def prepare_share(target: Target, load: Load, number: int, num_shares: int) -> Share:
-    """Every `num_shares`-th request of a load from `number` on, and as much of its concurrency."""
+    """Every `num_shares`-th request of a load from `number`, and that share of its concurrency."""
     limit = load.max_concurrency
     if limit is not None:
         limit = limit // num_shares + (number < limit % num_shares)
@@ -114,10 +114,10 @@ class LoadResult:
     """The results of a load.
 
     Attributes:
-        records: of all requests, in their order.
+        records: one for each request, in their order.
         start: when it began, on `time.monotonic`'s clock.
         cpu_s: processor seconds that the client took.
-        num_processes: that sent the requests.
+        num_processes: processes that sent the requests.
     """
 
     records: list[StreamRecord]
@@ -150,7 +150,7 @@ def run_load(target: Target, load: Load, num_processes: int) -> LoadResult:
 
 
 _barrier: threading.Barrier | None = None
-"""Has the processes of a client begin together; None in one that is alone."""
+"""Makes the client's processes begin together; None with a single process."""
 
 
 def _share_barrier(barrier: threading.Barrier) -> None:

@@ -60,9 +60,9 @@ def measure_server(
 
     Args:
         target: the server.
-        load: what to ask.
+        load: the requests to send.
         slos: as in `load_report`.
-        num_processes: of the client.
+        num_processes: the client's processes.
 
     Raises:
         ValueError: the server refuses the first request.
@@ -123,7 +123,7 @@ def load_report(load: Load, result: LoadResult, slos: Mapping[str, float]) -> di
 
 
 def _errors(records: Sequence[StreamRecord]) -> dict[str, int]:
-    """How often each error came, the most frequent first."""
+    """The number of requests with each error, the most frequent first."""
     errors = [r.error or "an answer without a token" for r in records if r.error or r.first is None]
     return dict(collections.Counter(errors).most_common())
 

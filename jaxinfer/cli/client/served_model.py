@@ -17,7 +17,7 @@ _MOST_ERROR_BYTES = 65_536
 
 
 class ServedRequest(NamedTuple):
-    """A request: the path and the JSON body. The server says itself what is thinking."""
+    """A request: the path and the JSON body. The server itself marks thinking."""
 
     path: str
     body: dict[str, Any]
@@ -25,11 +25,11 @@ class ServedRequest(NamedTuple):
 
 
 class ServedModel:
-    """Answers prompts by a server.
+    """Answers prompts with a running server.
 
     Args:
         target: the server.
-        name: of the model there.
+        name: the model's name on the server.
     """
 
     when_stopped = ""
@@ -44,7 +44,7 @@ class ServedModel:
         fields: Mapping[str, Any],
         thinking: bool | None = None,
     ) -> ServedRequest:
-        """As `LocalModel.request`; the server checks the fields."""
+        """The request for a text or a conversation; the server checks the fields."""
         body = {"model": self._name, **fields}
         if isinstance(prompt, str):
             return ServedRequest("/v1/completions", {**body, "prompt": prompt})

@@ -51,7 +51,7 @@ class Target:
         )
 
     def request(self, method: str, path: str, body: Any = None) -> bytes:
-        """An HTTP/1.0 request: its answer is no chunks, and ends with the connection."""
+        """An HTTP/1.0 request, so that its answer is not chunked and ends with the connection."""
         content = b"" if body is None else json.dumps(body).encode()
         lines = [
             f"{method} {self.path}{path} HTTP/1.0",

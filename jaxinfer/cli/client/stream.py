@@ -21,15 +21,15 @@ class StreamRecord:
     """The result of a request; times in seconds on `time.monotonic`'s clock.
 
     Attributes:
-        due: when it was to be sent.
-        sent: when it was.
-        first: of the first event with a token; None if there was none.
-        last: of the last one.
+        due: scheduled time of sending.
+        sent: actual time of sending.
+        first: time of the first event with a token; None if there was none.
+        last: time of the last one.
         gaps: seconds between such events.
         prompt_tokens: as the server counts them; None if it did not say.
-        completion_tokens: likewise.
-        cached_tokens: of the prompt's, as the server says.
-        error: why it failed; None if it did not.
+        completion_tokens: as the server counts them; None if it did not say.
+        cached_tokens: cached tokens of the prompt, as the server counts them.
+        error: the cause of its failure; None if it succeeded.
     """
 
     due: float
@@ -57,7 +57,7 @@ class _Stream(asyncio.Protocol):
         self._latest: list[bytes] = []
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)  # what a protocol of bytes gets
+        assert isinstance(transport, asyncio.Transport)  # always so for a bytes protocol
         transport.write(self._request)
 
     def data_received(self, data: bytes) -> None:
@@ -127,13 +127,13 @@ class _Stream(asyncio.Protocol):
 async def stream_completion(
     target: Target, request: bytes, record: StreamRecord, *, timeout_s: float = 3600.0
 ) -> None:
-    """Send a streamed completion request and note its events in `record`.
+    """Send a streamed completion request and store its events' times in `record`.
 
     Args:
         target: the server.
         request: `Target.request` of POST /v1/completions, with ``stream``.
         record: gets times, counts and errors; nothing is raised for a server's fault.
-        timeout_s: seconds for all of it.
+        timeout_s: seconds for the whole request.
     """
     loop = asyncio.get_running_loop()
     ended: asyncio.Future[None] = loop.create_future()

@@ -1,4 +1,4 @@
-"""The flags that a command's --config file stands for, as the command line would have them."""
+"""Reads a command's --config file as flags of its command line."""
 
 import argparse
 import json
@@ -18,8 +18,8 @@ def with_config_file(
 
     Args:
         argv: the command line.
-        parser: of the command.
-        foreign: flags that it does not have and refuses by itself.
+        parser: the command's parser.
+        foreign: flags that the command does not have and refuses itself.
 
     Raises:
         ValueError: the file can't be read, or holds something else than flags.
@@ -69,7 +69,7 @@ def _read_yaml(file: str) -> dict[str, Any]:
 
 
 def _read_text(file: str) -> str:
-    """A file's text; without an end, as a device has none, it is cut.
+    """Read a file's text, up to a limit, as a device may have no end.
 
     Raises:
         ValueError: it is too long, or no text.
@@ -91,7 +91,7 @@ def _as_words(
     known: Mapping[str, argparse.Action],
     foreign: Collection[str],
 ) -> list[str]:
-    """A flag of the file as the command line would have it.
+    """A flag of the file as words of a command line.
 
     Raises:
         ValueError: no flag has such a value.

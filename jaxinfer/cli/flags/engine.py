@@ -26,7 +26,7 @@ _BEGINS = {
     "max_model_len": "KV cache and scheduling",
     "tensor_parallel_size": "devices and compilation",
 }
-"""The groups of --help, by their first fields."""
+"""The sections of --help, by their first fields."""
 
 
 def add_engine_flags(
@@ -99,4 +99,4 @@ _READ: Mapping[str, Mapping[str, Any]] = {
     "max_model_len": {"type": _size},
     "max_num_batched_tokens": {"type": _size},
 }
-"""How fields are read that argparse can't read by their types."""
+"""Arguments of `add_argument` for fields that argparse can't read by their types."""

@@ -33,7 +33,7 @@ def add_field_flag(
 
     Args:
         group: takes the flag.
-        kind: the dataclass; its docstring has a line "name: text" of each field, of which the first
+        kind: the dataclass; its docstring has a line "name: text" for each field, whose first
             sentence is the flag's help, and "None is X" in it the default that is shown.
         name: of the field.
         flags: in place of the field's name with hyphens.
@@ -59,7 +59,7 @@ def add_field_flag(
 
 
 def _text(kind: Any, name: str, flagged: Collection[str]) -> str:
-    """What the docstring says of a field, with flags in place of other fields' names."""
+    """The docstring's text for a field, with flags in place of other fields' names."""
     attributes = inspect.cleandoc(kind.__doc__ or "").partition("Attributes:\n")[2]
     texts = dict(_ATTRIBUTE.findall(attributes.partition("\n\n")[0] + "\n"))
     text = " ".join(texts.get(name, "").split())
@@ -71,7 +71,7 @@ def _text(kind: Any, name: str, flagged: Collection[str]) -> str:
 
 
 def _reading(hint: Any) -> dict[str, Any]:
-    """How argparse reads a field of this type."""
+    """The arguments of `add_argument` for a field of this type."""
     if isinstance(hint, types.UnionType):
         hint = typing.get_args(hint)[0]
     if hint is bool:

@@ -12,7 +12,7 @@ class CommandParser(argparse.ArgumentParser):
 
     Args:
         name: the command's name.
-        description: of the command, shown by --help.
+        description: the command's purpose, shown by --help.
         epilog: examples, shown as written after the options.
     """
 

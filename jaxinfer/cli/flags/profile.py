@@ -1,4 +1,4 @@
-"""The parser of `jaxinfer profile`, for its own process and for those that it starts."""
+"""The parser of `jaxinfer profile`, for its own process and for the processes that it starts."""
 
 import argparse
 import dataclasses
@@ -48,12 +48,12 @@ def _add_flags(parser: argparse.ArgumentParser) -> None:
         "--output",
         metavar="DIR",
         default="jaxinfer-profile",
-        help="takes the trace and the report (default: jaxinfer-profile)",
+        help="directory for the trace and the report (default: jaxinfer-profile)",
     )
     parser.add_argument(
         "--memory",
         action="store_true",
-        help="report what holds the memory, too (memory.txt, memory.json)",
+        help="report memory by owner, too (memory.txt, memory.json)",
     )
     parser.add_argument("--json", action="store_true", help="print the report as one JSON object")
     parser.add_argument("-q", "--quiet", action="store_true", help="no progress, no report")
@@ -63,7 +63,9 @@ def _add_flags(parser: argparse.ArgumentParser) -> None:
         choices=SERVED_SHAPES,
         help="random weights of this Qwen3's shape (default: a model's own)",
     )
-    batch.add_argument("--sequences", type=positive_integer, default=4, help="at once (default: 4)")
+    batch.add_argument(
+        "--sequences", type=positive_integer, default=4, help="in the batch (default: 4)"
+    )
     batch.add_argument(
         "--prompt-tokens",
         type=positive_integer,

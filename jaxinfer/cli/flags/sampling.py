@@ -61,7 +61,7 @@ def check_sampling(fields: Mapping[str, Any]) -> None:
     """Check sampling fields as far as they can be without a model.
 
     Raises:
-        TypeError, ValueError: as `SamplingParams`.
+        TypeError, ValueError: see `SamplingParams`.
     """
     given: dict[str, Any] = {"max_tokens": None, **fields}
     SamplingParams(**given)

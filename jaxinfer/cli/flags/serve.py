@@ -1,4 +1,4 @@
-"""The flags of `jaxinfer serve`, under vLLM's names, and the settings that they come to.
+"""The flags of `jaxinfer serve`, under vLLM's names, and the settings that they give.
 
 Most are fields of `ServerSettings`, `ConnectionLimits` and `ServiceLimits`, where their defaults,
 texts and checks are.
@@ -118,26 +118,25 @@ def add_serve_flags(parser: argparse.ArgumentParser) -> None:
         "--shutdown-timeout",
         type=_seconds,
         default=30.0,
-        help="seconds that SIGTERM lets requests go on; a second signal aborts them (default: 30)",
+        help="seconds for requests to end after SIGTERM; a second signal aborts them (default: 30)",
     )
     group = parser.add_argument_group("monitoring")
     group.add_argument(
         "--access-log",
         action="store_true",
-        help="write a JSON line a request on standard error, without prompts or answers",
+        help="write one JSON line per request to standard error, without prompts or answers",
     )
     group.add_argument(
         "--metrics-prefix",
         type=_metrics_prefix,
         default="jaxinfer:",
         metavar="PREFIX",
-        help="begins the names of metrics; dashboards made for vLLM want vllm: "
-        "(default: jaxinfer:)",
+        help="prefix of metric names; dashboards made for vLLM need vllm: (default: jaxinfer:)",
     )
 
 
 def service_settings(arguments: argparse.Namespace, address: str) -> dict[str, dict[str, Any]]:
-    """What the flags set of `ServerSettings`, `ConnectionLimits` and `ServiceLimits`, as JSON.
+    """The flags' fields of `ServerSettings`, `ConnectionLimits` and `ServiceLimits`, as JSON.
 
     Args:
         arguments: of the command.
@@ -202,7 +201,7 @@ def _given(arguments: argparse.Namespace, kind: Any) -> dict[str, Any]:
 
 
 def _check_names(arguments: argparse.Namespace) -> None:
-    """Refuse names of which the last one was meant as MODEL: --served-model-name takes several."""
+    """Refuse names if the last was meant as MODEL: --served-model-name takes several."""
     names = getattr(arguments, "served_model_names", None)
     if getattr(arguments, "model", None) is not None or not names:
         return

@@ -101,7 +101,7 @@ def _record(
 
 
 def _write_memory(llm: "LLM", directory: Path) -> None:
-    """Write what holds the memory, after the batch, as text and as JSON."""
+    """Write the memory report, after the batch, as text and as JSON."""
     report = llm.memory_report()
     (directory / MEMORY_TEXT).write_text(f"{report}\n")
     (directory / "memory.json").write_text(json.dumps(report.to_dict(), indent=2) + "\n")

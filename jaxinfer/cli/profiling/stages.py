@@ -16,13 +16,13 @@ Stage = Literal["as_always", "recorded"]
 RESULT = "stage.json"
 """File in the profile's directory with the first process's messages to the second."""
 MEMORY_TEXT = "memory.txt"
-"""What holds the memory, in the profile's directory."""
+"""File in the profile's directory with the memory report."""
 WITHOUT_GRAPHS = "--xla_gpu_enable_command_buffer="
 _MODULE = "jaxinfer.cli.profiling.stage"
 
 
 def run_stages(argv: Sequence[str], directory: Path) -> int:
-    """Run what the command's arguments ask for; returns the first status that is not 0.
+    """Run the processes that the arguments ask for; returns the first status that is not 0.
 
     Args:
         argv: the command's.
@@ -58,5 +58,5 @@ def read_result(directory: Path) -> dict[str, Any]:
 
 
 def write_result(directory: Path, result: dict[str, Any]) -> None:
-    """Keep it for the parent, and for the second process."""
+    """Write the measurements for the parent, and for the second process."""
     (directory / RESULT).write_text(json.dumps(result))

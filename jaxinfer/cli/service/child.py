@@ -1,4 +1,4 @@
-"""A child process's side of its parent: its settings, its reports, and its end with the parent."""
+"""A child process's link to its parent: settings, reports, and ending with the parent."""
 
 import asyncio
 import contextlib
@@ -19,10 +19,10 @@ _NEW_OBJECTS = 10_000
 
 
 def begin_as_child(*, may_hang: bool) -> tuple[dict[str, Any], TextIO]:
-    """The settings that the parent has written, and where it reads reports.
+    """Read the parent's settings; returns them, and the file that takes reports to the parent.
 
     From here on the process ends with its parent, however that ends: standard input is a pipe of
-    the parent's. What libraries print goes to standard error. Ctrl-C is the parent's to answer.
+        the parent's. Output of libraries goes to standard error. Ctrl-C is left to the parent.
 
     Args:
         may_hang: the process may be where no Python code runs, in a compiler or a driver: on Linux
@@ -46,15 +46,15 @@ def begin_as_child(*, may_hang: bool) -> tuple[dict[str, Any], TextIO]:
 def freeze_heap() -> None:
     """Keep all objects that are loaded, of JAX and of HTTP's libraries, from garbage collection.
 
-    They are here to stay, and going through them stops a process for tenths of a second while it
-    serves.
+    They are never freed, and a collection that traverses them stops a serving process for tenths of
+    a second.
     """
     gc.collect()
     gc.freeze()
 
 
 def collect_less_often() -> None:
-    """Look through new objects for cycles once in 10,000 instead of 700.
+    """Collect new objects' cycles every 10,000 allocations instead of every 700.
 
     A step makes a thousand, which hold no cycles and are gone once they are sent.
     """
@@ -64,7 +64,7 @@ def collect_less_often() -> None:
 async def report_while_running(reports: TextIO) -> None:
     """Tell the parent that this process serves, and every second that its event loop runs."""
     descriptor = reports.fileno()
-    os.set_blocking(descriptor, False)  # a parent that was stopped reads nothing
+    os.set_blocking(descriptor, False)  # a parent that was stopped does not read
     while True:
         with contextlib.suppress(BlockingIOError):
             os.write(descriptor, b"\n")

@@ -1,4 +1,4 @@
-"""The parent's side of a child process: starts it, reads its reports, says how it ended."""
+"""The parent's side of a child process: starts it, reads its reports, describes its end."""
 
 import asyncio
 import contextlib
@@ -14,7 +14,7 @@ class ChildProcess:
     """A running child; of one event loop.
 
     Args:
-        name: what messages call it.
+        name: its name in messages.
         process: the process, with its standard input and output piped.
     """
 
@@ -80,7 +80,7 @@ class ChildProcess:
                 self._process.send_signal(number)
 
     async def end(self, seconds: float) -> None:
-        """Have it end, by force if it takes longer than that."""
+        """End the process: SIGTERM, then SIGKILL after `seconds`."""
         self.send(signal.SIGTERM)
         done, _ = await asyncio.wait([self.ended], timeout=seconds)
         if not done:
@@ -95,7 +95,7 @@ class ChildProcess:
             self._has_reported.set()
 
     def how_it_ended(self) -> str:
-        """For a message: "ended with status 1", or the signal that killed it."""
+        """Its end, for messages: "ended with status 1", or the signal that killed it."""
         status = self._process.returncode
         if status is None or status >= 0:
             return f"ended with status {status}"

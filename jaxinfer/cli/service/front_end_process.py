@@ -55,7 +55,7 @@ async def _serve(settings: dict[str, Any], reports: TextIO, make_app: Any) -> in
 
 
 async def _drain(llm: Any, seconds: float, ending: asyncio.Semaphore) -> None:
-    """Let requests end for so long, or until asked again; then abort them."""
+    """Let requests end for `seconds`, or until a second signal; then abort them."""
     llm.start_draining()
     tasks = [asyncio.create_task(llm.drained()), asyncio.create_task(ending.acquire())]
     await asyncio.wait(tasks, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)

@@ -19,7 +19,7 @@ def make_app(
     monitoring: Mapping[str, Any],
     middleware: Sequence[str] = (),
 ) -> App:
-    """The ASGI application that answers for an engine.
+    """The ASGI application in front of an engine.
 
     Args:
         llm: the engine.

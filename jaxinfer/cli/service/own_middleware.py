@@ -23,7 +23,7 @@ def load_middleware(paths: Sequence[str]) -> list[Any]:
 
 
 def add_middleware(app: "FastAPI", middleware: Sequence[Any]) -> None:
-    """Put it around an application; the last is the outermost, as in vLLM."""
+    """Wrap an application in middleware; the last is the outermost, as in vLLM."""
     for each in middleware:
         if inspect.isclass(each):
             kind: Any = each

@@ -15,7 +15,7 @@ from jaxinfer.cli.service.child_process import ChildProcess
 _ENGINE = "jaxinfer.cli.service.engine_process"
 _FRONT_END = "jaxinfer.cli.service.front_end_process"
 _PAUSES_S = (0.0, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0)
-"""Before a front end's replacement: for its first end within `_LATELY_S`, the second and so on."""
+"""Pauses before a front end is replaced, after its first, second, ... end within `_LATELY_S`."""
 _LATELY_S = 300.0
 _MOST_FAILED_STARTS = 4  # of a front end, before the service is ready
 _RESTARTS_EVERY_S = 3600.0  # an engine that ends sooner after its restart would end again
@@ -31,12 +31,12 @@ class ServicePlan:
     Attributes:
         engine: settings of the engine's process.
         front_end: settings of each front end's.
-        num_front_ends: how many of these there are.
+        num_front_ends: number of front ends.
         listener: takes connections; all front ends share it.
         shutdown_timeout: seconds for requests to end before they are aborted.
         announcement: printed when requests are taken; empty for nothing.
-        longest_silence: seconds without a report, of which there is one a second, after which a
-            process counts as standing still.
+        longest_silence: seconds without a report (one a second is due) after which a process counts
+            as hung.
     """
 
     engine: Mapping[str, Any]
@@ -52,12 +52,11 @@ class Supervisor:
     """The processes of one service, of one event loop.
 
     A front end that ends is named and replaced, after a pause where it has ended before; its
-    requests are lost, the others' go on. However often that happens, the service goes on: clients
-    may be the reason. An engine's process that ends is named and started anew, once an hour;
-    meanwhile front ends refuse requests. Where it ends again, the service ends, and so it does
-    where a process can't start in a service that was never ready. A process that stands still is
-    named: a front end is killed, and so replaced; the engine may go on later. SIGTERM or SIGINT
-    drain; a second one aborts.
+    requests are lost, the others' go on. However often that happens, the service goes on, as a
+    client may be the cause. An engine's process that ends is named and started anew, once an hour;
+    meanwhile front ends refuse requests. If it ends again, the service ends; it also ends if a
+    process can't start before the service was ready. A process that hangs is named: a front end is
+    killed, and so replaced; the engine may recover. SIGTERM or SIGINT drain; a second one aborts.
     """
 
     def __init__(self, plan: ServicePlan) -> None:
@@ -115,12 +114,12 @@ class Supervisor:
                 task.cancel()
 
     async def _keep_engine(self, engine: ChildProcess) -> None:
-        """Start the engine's process anew when it ends; return where the service ends with it."""
+        """Restart the engine's process when it ends; return if the service must end."""
         restarted_at: float | None = None
         while True:
             how = await _end_of(engine)
             if restarted_at is None and not engine.has_served:
-                if "killed" in how:  # else it has said itself why it can't start
+                if "killed" in how:  # otherwise it has printed itself why it can't start
                     print_error("serve", f"{how}; the service ends")
                 return
             now = time.monotonic()
@@ -139,7 +138,7 @@ class Supervisor:
             self._announcing = asyncio.create_task(self._announce("the engine serves again"))
 
     async def _keep_front_end(self, index: int) -> None:
-        """Replace a front end when it ends; return where it can't even start in a new service."""
+        """Replace a front end when it ends; return if it fails before the service was ready."""
         ends: list[float] = []
         how = await _end_of(self._front_ends[index])
         while True:
@@ -160,7 +159,7 @@ class Supervisor:
 
     async def _watch_silence(self) -> None:
         most = self._plan.longest_silence
-        still: ChildProcess | None = None  # the engine, while it stands still
+        still: ChildProcess | None = None  # the engine, while it hangs
         while True:
             # Where this process was stopped too, reports are read before the next look.
             before = {child for child in self._children() if child.silence > most}
@@ -169,12 +168,12 @@ class Supervisor:
             silent = [child for child in silent if child.silence > most]
             for child in silent:
                 if child is not self._engine:
-                    print_error("serve", f"{child.name}'s process stands still for {most:g} s")
+                    print_error("serve", f"{child.name}'s process has not responded for {most:g} s")
                     child.send(signal.SIGKILL)
             engine = self._engine
             now = engine if engine in silent else None
             if now is not None and still is not now:
-                print_error("serve", f"{now.name}'s process stands still for {most:g} s")
+                print_error("serve", f"{now.name}'s process has not responded for {most:g} s")
             elif now is None and engine is not None and still is engine and not engine.has_ended:
                 print_error("serve", f"{engine.name}'s process goes on")
             still = now
@@ -183,7 +182,7 @@ class Supervisor:
         return [child for child in (self._engine, *self._front_ends) if child is not None]
 
     async def _announce(self, words: str) -> None:
-        """Say it as soon as all processes serve."""
+        """Print the announcement as soon as all processes serve."""
         while not all([await child.ready() for child in self._children()]):
             await asyncio.sleep(_LOOK_EVERY_S)
         self._is_ready = True
@@ -191,7 +190,7 @@ class Supervisor:
             print(f"jaxinfer serve: {words}", file=sys.stderr, flush=True)
 
     async def _drain(self) -> None:
-        """Have the front ends end once their requests have; at the next signal, at once."""
+        """End the front ends once their requests have ended, or at once on the next signal."""
         ended = [child.ended for child in self._front_ends]
         self._tell_front_ends()
         deadline = time.monotonic() + self._plan.shutdown_timeout + _PATIENCE_S
@@ -215,6 +214,6 @@ class Supervisor:
 
 
 async def _end_of(child: ChildProcess) -> str:
-    """Wait for it; what it was, for a message."""
+    """Wait for a child's end; returns its description for a message."""
     await asyncio.wait([child.ended])
     return f"{child.name}'s process {child.how_it_ended()}"

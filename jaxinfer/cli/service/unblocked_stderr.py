@@ -1,4 +1,4 @@
-"""Forwards what a service's processes write to standard error, whether it is read or not."""
+"""Forwards standard error of a service's processes, without blocking if it is not read."""
 
 import contextlib
 import os
@@ -14,11 +14,11 @@ _END_WITHIN_S = 1.0
 
 @contextlib.contextmanager
 def unblocked_stderr() -> Iterator[None]:
-    """Have no process wait for, or fail at, a standard error that is full, closed or gone.
+    """Keep processes from blocking or failing on a standard error that is full, closed or gone.
 
     In the block, this process and the children that it starts write to a pipe that a thread of this
-    process reads at all times. What standard error does not take is held, up to 1 MiB, and what is
-    beyond that is left out.
+    process reads at all times. Text that standard error does not take is held, up to 1 MiB; text
+    beyond that is dropped.
     """
     target = _open_copy()
     source, pipe = os.pipe()
@@ -47,7 +47,7 @@ def _open_copy() -> int:
 
 
 def _forward(source: int, target: int) -> None:
-    """Copy until the pipe has no writer; then what is held, as far as it is taken."""
+    """Copy until the pipe has no writer; then write what is held, as far as it is taken."""
     held, lost = bytearray(), 0
     while True:
         readable, writable = _ready(source, target if held else None)
@@ -68,7 +68,7 @@ def _forward(source: int, target: int) -> None:
 
 
 def _ready(source: int | None, target: int | None) -> tuple[bool, bool]:
-    """Wait for either; whether the one can be read, and the other written."""
+    """Wait for either; returns whether the source can be read, and the target written."""
     poll = select.poll()
     if source is not None:
         poll.register(source, select.POLLIN)
@@ -79,7 +79,7 @@ def _ready(source: int | None, target: int | None) -> tuple[bool, bool]:
 
 
 def _write_some(target: int, held: bytearray) -> None:
-    """Write no more than a pipe takes that takes anything."""
+    """Write at most `PIPE_BUF` bytes, which a pipe that is ready takes without blocking."""
     try:
         written = os.write(target, held[: select.PIPE_BUF])
     except OSError:  # its reader has gone, or its disk is full

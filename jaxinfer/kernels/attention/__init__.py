@@ -1,1 +1,1 @@
-"""Attention over a paged KV cache: one op, its XLA form and a room for each other backend."""
+"""Attention over a paged KV cache: one op, its XLA version, and a folder for each other backend."""

@@ -15,7 +15,7 @@ from jaxinfer.kernels.attention.pages import Pages
 
 @dataclass(frozen=True)
 class LayerPages:
-    """What a page of one layer holds of each token.
+    """The contents of one layer's pages, for each token.
 
     Attributes:
         heads: K, key/value heads over all devices.
@@ -28,16 +28,15 @@ class LayerPages:
 
 @dataclass(frozen=True)
 class KVCacheSpec:
-    """How the pages of every layer lie on the devices.
+    """The layout of every layer's pages on the devices.
 
     A block is a page of every leaf of every layer's `Pages`.
 
     Attributes:
-        layers: what pages hold, layer by layer.
+        layers: the contents of pages, layer by layer.
         num_blocks: P.
         block_size: S, tokens in a page.
-        dtype: of keys and values in pages, whatever the activations' is; int8 has scales beside
-            them.
+        dtype: of keys and values in pages, independent of the activations'; int8 has scales, too.
         sharding: of the pages, split over K alone.
     """
 
@@ -72,7 +71,7 @@ class KVCacheSpec:
 
     @property
     def most_blocks(self) -> int:
-        """The most blocks that kernels can address, by what a device holds of each."""
+        """The most blocks that kernels can address, given one device's part of each."""
         return min(
             most_pages(self.block_size, self.sharding.shard_shape(pages.k.shape)[2])
             for pages in self.blocks(1)

@@ -38,20 +38,20 @@ def paged_attention(
         context_lens: keys of each row, this step's included; 0 marks a padding row.
         block_tables: page ids of each row in order; entries past the context are not used. Ids
             must lie in ``[0, P)``: the host's block pool guarantees it.
-        scale: what scores are multiplied by, usually ``D ** -0.5``.
+        scale: factor of the scores, usually ``D ** -0.5``.
         causal: a query sees keys at its own position and before; False sees the whole context.
         window: a query sees only the last `window` positions up to its own; None sees all.
         max_query_len: static promise about the longest row; 1 means decoding: ``T == B`` and row
             ``b`` is query ``b`` (`cu_seqlens_q` is then ignored, rows of context 0 give zeros).
         shared: which rows begin with the same pages, so that "mosaic" reads these once when it
             decodes; the other implementations compute the same without.
-        kernels: whose implementation.
+        kernels: chooses the implementation.
 
     Returns:
         ``[T, H, D]`` in q's dtype; zeros for tokens that belong to no row.
 
     Raises:
-        ValueError: a GPU's kernel was asked for something only "xla" does.
+        ValueError: a GPU's kernel was asked for something that only "xla" supports.
     """
     scoring = Scoring(scale, window, causal)
     if max_query_len == 1:
@@ -83,15 +83,16 @@ def norm_rope_write(
     Args:
         heads: raw projections: ``[T, H, D]`` of the queries, ``[T, K, D]`` of the keys and of the
             values; or a single array ``[T, H + 2K, D]`` with all of them in this order.
-        q_norm: weight of the per-head RMSNorm of q; None for a model without, as is k_norm then.
+        q_norm: weight of the per-head RMSNorm of q; None, like k_norm, for a model without these
+            norms.
         k_norm: weight of the per-head RMSNorm of k.
         cos: rotary cosines at each token's position, both halves filled, in the model's dtype.
-        sin: rotary sines, likewise.
+        sin: rotary sines, in the same form.
         pages: updated in place where the caller donates them.
         slot_mapping: ``page * S + offset`` of each token; padding tokens carry slot 0, which
             belongs to page 0, which no sequence ever holds. Must lie in ``[0, P * S)``.
-        eps: of both norms.
-        kernels: whose implementation.
+        eps: epsilon of both norms.
+        kernels: chooses the implementation.
 
     Returns:
         The rotated queries, and the pages with this step's keys and values.

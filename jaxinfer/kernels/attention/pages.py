@@ -1,4 +1,4 @@
-"""What every implementation of paged attention takes, as values: pages, rows, and scoring."""
+"""The arguments of every implementation of paged attention: pages, rows, and scoring."""
 
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
@@ -9,15 +9,15 @@ from jaxtyping import Int32
 class Pages(NamedTuple):
     """The pages of one layer's cache: P pages of S tokens, K heads of D values each.
 
-    Descriptions (`jax.ShapeDtypeStruct`) and partitions of such arrays have this form too. Whatever
-    copies pages maps over all leaves, each of which has the pages first.
+    Descriptions (`jax.ShapeDtypeStruct`) and partitions of such arrays have this form too.
+    Functions that copy pages map over all leaves; each leaf has the pages as its first axis.
 
     Attributes:
         k: keys, ``[P, S, K, D]``.
-        v: values, likewise.
-        k_scale: float32 ``[P, S, K]``, what the keys of a token and head are multiplied by; None
-            where keys are kept as they are.
-        v_scale: of the values, likewise.
+        v: values, ``[P, S, K, D]``.
+        k_scale: float32 ``[P, S, K]``, the scale of the keys of a token and head; None if keys are
+            not quantized.
+        v_scale: float32 ``[P, S, K]``, the scale of the values; None if they are not quantized.
     """
 
     k: Any
@@ -27,7 +27,7 @@ class Pages(NamedTuple):
 
 
 class PagedRows(NamedTuple):
-    """B rows of packed queries, and where each row's keys are.
+    """B rows of packed queries, with the block tables of their keys.
 
     Attributes:
         context_lens: ``[B]`` keys of each row, this step's included; 0 marks a padding row.
@@ -43,10 +43,10 @@ class PagedRows(NamedTuple):
 
 
 class Scoring(NamedTuple):
-    """What becomes of the products of queries and keys; static.
+    """The scale and the mask of the products of queries and keys; static.
 
     Attributes:
-        scale: what they are multiplied by (positive).
+        scale: factor of the products (positive).
         window: a query sees only the last `window` positions up to its own; None shows all.
         causal: a query sees keys at its own position and before; False shows the whole context.
     """
@@ -58,11 +58,12 @@ class Scoring(NamedTuple):
 
 @runtime_checkable
 class Attend(Protocol):
-    """What a backend's ``paged_decode_attention`` and ``paged_prefill_attention`` are.
+    """The signature of a backend's ``paged_decode_attention`` and ``paged_prefill_attention``.
 
     A decode has one query a row, at position ``context_lens - 1``, and gives zeros for rows of
-    context 0. Options beyond these are a backend's own: sizes that change its speed, and what rows
-    share. What each argument means, and what may lie in unused places, `op.paged_attention` says.
+    context 0. Options beyond these are a backend's own: sizes that change its speed, and shared
+    prefixes of rows. `op.paged_attention` documents the arguments, and the contents of unused
+    places.
     """
 
     def __call__(
@@ -74,7 +75,7 @@ class Attend(Protocol):
 
 @runtime_checkable
 class NormRopeWrite(Protocol):
-    """What a backend's ``norm_rope_write`` is; the arguments are those of `op.norm_rope_write`."""
+    """The signature of a backend's ``norm_rope_write``; arguments as for `op.norm_rope_write`."""
 
     def __call__(
         self,

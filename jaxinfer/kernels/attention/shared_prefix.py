@@ -2,9 +2,9 @@
 
 Rows that share a prompt (samples of a group, requests below one system prompt) name the same pages
 first. Attention over the shared keys can be computed for all rows at once, each page read once, and
-joined with what every row sees alone (Hydragen, Juravsky et al. 2024, arXiv:2402.05099; cascade
-inference in FlashInfer, Ye et al. 2024). The host finds such rows, a kernel computes in *work
-items*: up to `rows_in_item` neighbouring rows and a stretch of the keys that they share.
+joined with the result over each row's own keys (Hydragen, Juravsky et al. 2024, arXiv:2402.05099;
+cascade inference in FlashInfer, Ye et al. 2024). The host finds such rows, and a kernel computes
+*work items*: up to `rows_in_item` neighbouring rows with a stretch of the keys that they share.
 """
 
 from typing import NamedTuple
@@ -14,23 +14,23 @@ from jaxtyping import Array, Int32
 KEYS = 64
 """Keys of a tile. Shared keys are counted in whole tiles, so that no tile needs a mask."""
 MOST_ITEMS_OF_A_ROW = 4
-"""Stretches that one row's shared keys are cut into at most."""
+"""Most work items that one row's shared keys are split into."""
 QUERIES = 64
-"""Queries of a work item and a kv head: what a warpgroup multiplies at once."""
+"""Queries of a work item and a kv head, which a warpgroup multiplies at once."""
 
 
 class SharedPrefixes(NamedTuple):
-    """The work items of a batch of B rows; U is how many there may be.
+    """The work items of a batch of B rows; U is the most there may be.
 
     Attributes:
-        num_items: ``[1]`` work items that there are.
-        items: ``[U, 4]`` of each the first of its `rows_in_item` rows, which all lie in the
-        batch,
-            divided by 8; the row through whose block table keys are read; the first and one past
-            the last key, multiples of `KEYS`.
-        rows: ``[B, 4]`` of each row how many keys work items see for it, a multiple of `KEYS` that
-            is less than its context; the first of its consecutive work items; their number, at most
-            `MOST_UNITS_OF_A_ROW`; and its place in them. Zeros for a row that shares nothing.
+        num_items: ``[1]`` number of work items.
+        items: ``[U, 4]``, for each item: the first of its `rows_in_item` rows, which all lie in the
+            batch, divided by 8; the row through whose block table keys are read; and the first and
+            one past the last key, multiples of `KEYS`.
+        rows: ``[B, 4]``, for each row: the number of its keys that work items cover, a multiple of
+            `KEYS` that is less than its context; the first of its consecutive work items; their
+            number, at most `MOST_ITEMS_OF_A_ROW`; and its place in them. Zeros for a row that
+            shares nothing.
     """
 
     num_items: Int32[Array, " 1"]
@@ -39,7 +39,7 @@ class SharedPrefixes(NamedTuple):
 
 
 def rows_in_item(group_size: int) -> int:
-    """Rows of a work item, given the query heads to a kv head; 0 if it can't hold a row.
+    """Rows of a work item, given the query heads per kv head; 0 if it can't hold a row.
 
     Rows are copied in eights.
     """

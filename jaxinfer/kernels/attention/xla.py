@@ -1,4 +1,4 @@
-"""Paged attention of ragged rows in plain XLA: the kernels' oracle, and a version for any device.
+"""Paged attention of ragged rows in plain XLA: the kernels' oracle, and a fallback for any device.
 
 Exact attention by online softmax (Milakov and Gimelshein 2018, arXiv:1805.02867) over key chunks of
 a fixed size at fixed absolute positions, as in FlashAttention (Dao et al. 2022, arXiv:2205.14135).
@@ -41,7 +41,7 @@ class _Queries(NamedTuple):
 def paged_prefill_attention(
     q: Float[Array, "T H D"], pages: Pages, rows: PagedRows, scoring: Scoring
 ) -> Float[Array, "T H D"]:
-    """Packed queries of ragged sequences, as `Attend`.
+    """Attention of packed queries of ragged sequences; see `Attend`.
 
     Rows of one query (decoding rows in a mixed step) take the decode path, where a row costs one
     query and not a block of them; longer rows are cut into blocks of queries.

@@ -1,11 +1,11 @@
-"""Paged attention of one query a row in plain XLA: the oracle, and a version for any device.
+"""Paged attention of one query a row in plain XLA: the oracle, and the fallback for any device.
 
 Exact attention by online softmax (Milakov and Gimelshein 2018, arXiv:1805.02867), split along the
 keys as in Flash-Decoding (Dao et al. 2023): the keys of all rows form one list of chunks, which is
 worked off in tiles. So the work follows the tokens that are present, however ragged the rows, and
 a tile stays in a CPU's cache. Chunks begin at fixed absolute positions, are added in their order,
-and are rescaled by powers of two alone, which rounds nothing: so it makes no difference to a row
-where tiles begin, hence neither who its batch mates are, nor how large pages are.
+and are rescaled by powers of two alone, which rounds nothing: so a row's result does not depend on
+    where tiles begin, hence neither on its batch mates nor on the page size.
 """
 
 import math
@@ -46,7 +46,7 @@ class Pieces(NamedTuple):
     ) -> tuple[Float[Array, "R C K D"], Float[Array, "R C K D"]]:
         """Keys and values of each row's pieces, side by side; C is ``count * size``.
 
-        Those of an int8 cache are float32. What lies in unused places is garbage in any case.
+        Those of an int8 cache are dequantized to float32. Unused places hold garbage.
         """
         k, v, k_scale, v_scale = jax.tree.map(lambda pool: gather_pieces(pool, ids), self.pools)
         if k_scale is None:
@@ -78,9 +78,9 @@ class _Chunks(NamedTuple):
     """The list of chunks: row 0's, then row 1's, and so on.
 
     Attributes:
-        first: ``[B]`` a row's first chunk that its query sees.
-        ends: ``[B]`` where a row's chunks end in the list.
-        counts: ``[B]`` how many chunks it has.
+        first: ``[B]`` first chunk that each row's query sees.
+        ends: ``[B]`` end of each row's chunks in the list.
+        counts: ``[B]`` number of each row's chunks.
     """
 
     first: Array
@@ -92,7 +92,7 @@ class _Tile(NamedTuple):
     """Some chunks of the list, N of them.
 
     Attributes:
-        rows: ``[N]`` whose they are; past the end of the list the last row's.
+        rows: ``[N]`` the row of each chunk; the last row past the end of the list.
         page_ids: ``[N, count]`` their pieces of pages.
         visible: ``[N, C]`` keys that the row's query sees; none past the end of the list.
     """
@@ -103,7 +103,7 @@ class _Tile(NamedTuple):
 
 
 class _Softmax(NamedTuple):
-    """What the chunks so far sum up to, for each row and head.
+    """The running sums of the online softmax, for each row and head.
 
     Attributes:
         exponent: ``[B, K, G]`` whole number not far above the largest score in base 2.
@@ -119,7 +119,7 @@ class _Softmax(NamedTuple):
 def paged_decode_attention(
     q: Float[Array, "B H D"], pages: Pages, rows: PagedRows, scoring: Scoring
 ) -> Float[Array, "B H D"]:
-    """As `Attend`."""
+    """Decode attention of one query a row in plain XLA; see `Attend`."""
     B, H, D = q.shape
     K = pages.k.shape[2]
     context_lens, block_tables, window = rows.context_lens, rows.block_tables, scoring.window

@@ -15,11 +15,11 @@ class TensorAxis:
     """A mesh axis of tensor parallelism, inside `shard_map`.
 
     Attributes:
-        name: of the axis.
-        peers: int32 ``[N, 2]``, where this device's small sums go by the kernel of
+        name: the axis's name.
+        peers: int32 ``[N, 2]``, peer buffers for small sums by the kernel of
             `mosaic/all_reduce.py`; None leaves all sums to XLA. The kernel's sums must follow one
             another: each has to depend on the one before.
-        swaps: whether the two devices of the axis sum by sending each other all that they have.
+        swaps: whether the two devices of the axis sum by sending each other their whole operands.
     """
 
     name: str
@@ -51,10 +51,10 @@ class TensorAxis:
         return jax.lax.ppermute(x, self.name, [(0, 1), (1, 0)])
 
     def alone(self) -> TensorAxis:
-        """The same for sums that may run side by side, all of which XLA then performs.
+        """The axis for sums that may run side by side; XLA then performs all of them.
 
         Two GPUs that reach each other's memory swap: their copy engines do that, beside products
-        that have all multiprocessors to themselves, of which NCCL's kernels would take some.
+        that then have all multiprocessors, some of which NCCL's kernels would take.
         """
         swaps = self.peers is not None and self.size == 2
         return dataclasses.replace(self, peers=None, swaps=swaps)

@@ -1,10 +1,9 @@
-"""Calls a kernel that was lowered once, possibly for larger arrays than it is given.
+"""Shares one lowered kernel between programs: built for the largest arrays, called on smaller ones.
 
 Lowering a large kernel takes Python a second or two, and JAX does it in every program that holds
 it. And Mosaic compiles one kernel at a time in a whole process, and writes its operands' shapes
 into each: for every number of tokens a kernel would be compiled anew, though only the host's part
-of it, which describes the operands to the copy engine, differs. What XLA is told are the true
-shapes.
+of it, which describes the operands to the copy engine, differs. XLA itself sees the true shapes.
 """
 
 from __future__ import annotations
@@ -30,22 +29,22 @@ def call_built_for(
 ) -> Any:
     """Calls the kernel that `launch(problem, shapes)` gives on arrays not larger than `shapes`.
 
-    The kernel must not touch anything outside of the arrays that it really gets, nor write to one
-    of them. They must differ from `shapes` in their first dimension only, so that everything lies
-    where it expects. Where JAX describes its kernels in a way that this file does not know, the
-    kernel is built for the arrays themselves.
+    The kernel must not touch anything outside of its actual arguments, nor write to any of them.
+    They must differ from `shapes` in their first dimension only, so that everything lies where it
+    expects. If JAX describes its kernels in a way that this file does not know, the kernel is built
+    for the arrays themselves.
 
     Args:
-        launch: makes the kernel; a function of a module, since what it makes is remembered.
+        launch: makes the kernel; a module-level function, since its results are cached.
         problem: everything else that the kernel is made from.
         shapes: the array shapes that it is built for.
         args: its arguments.
-        out: ``jax.ShapeDtypeStruct`` of its result, likewise not larger than what it is built
-            for, or a tuple of them.
+        out: ``jax.ShapeDtypeStruct`` of its result, or a tuple of them; not larger than those that
+            it is built for.
         name: for profiles.
 
     Raises:
-        ValueError: an array is larger than what the kernel is built for, or lies otherwise.
+        ValueError: an array is larger than the kernel is built for, or differs in other dimensions.
     """
     for most, given in zip(shapes, args, strict=True):
         if most.shape[1:] != given.shape[1:] or most.shape[0] < given.shape[0]:
@@ -73,7 +72,7 @@ def at_least(
 
 
 def _device() -> Any:
-    """What is compiled for, as far as it is said: kernels may look it up while they are traced."""
+    """The device to compile for, if given: kernels may look it up while they are traced."""
     return jax.sharding.get_abstract_mesh().abstract_device
 
 

@@ -39,7 +39,7 @@ SWIZZLED = swizzled(64)
 
 
 def check_pool(pages: jax.Array) -> None:
-    """Refuse pages ``[P, S, K, D]`` that the copy engine could not be told of.
+    """Refuse pages ``[P, S, K, D]`` that the copy engine can't address.
 
     Raises:
         ValueError: there are more than `most_pages`; an engine's plan never makes as many.

@@ -1,8 +1,8 @@
 """Rewrites kernels for Mosaic GPU so that it compiles fewer of them, and each in less time.
 
 Mosaic compiles a kernel once per hash of its code, one kernel at a time in the whole process: an
-engine's programs wait for each other. Two things in the code that jax 0.11 and 0.12 hand over cost
-time and serve nothing; what runs on the GPU is the same without them, to the byte:
+engine's programs wait for each other. Two things in the code that jax 0.11 and 0.12 pass to it cost
+time without any use; the GPU's code is the same without them, to the byte:
 
 * It names the file to dump the kernel to, and the name ends in a serial number: no two kernels are
   ever the same. Without the name Mosaic makes one up when it compiles.
@@ -64,7 +64,7 @@ def _join_descriptors(module: Any) -> None:
 
 
 def _joined(bytes_type: str) -> str | None:
-    """The MLIR type of the same size as `bytes_type`, or None where that is not as expected."""
+    """The MLIR type of the same size as `bytes_type`, or None if that is not as expected."""
     start, end = "!llvm.array<", " x i8>"
     if not (bytes_type.startswith(start) and bytes_type.endswith(end)):
         return None

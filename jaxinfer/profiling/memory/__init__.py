@@ -1,1 +1,1 @@
-"""What holds the memory of an engine's devices: as data and text; no JAX."""
+"""The memory report of an engine's devices, by owner and phase, as data and text; no JAX."""

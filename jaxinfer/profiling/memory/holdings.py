@@ -12,8 +12,8 @@ OWNERS: tuple[MemoryOwner, ...] = get_args(MemoryOwner)
 - weights: the parameters.
 - KV cache: the pages, whether tokens are in them or not.
 - slots: each running sequence's last token, biases, and token counts for penalties.
-- step temporaries: what the largest step needs beside these while it runs.
-- compile scratch: what XLA takes to try kernels out while it compiles.
+- step temporaries: memory that the largest step needs beside these while it runs.
+- compile scratch: memory that XLA takes for autotuning while it compiles.
 - other: in XLA's allocator, but none of these, such as a trainer's arrays.
 - outside: on the device, but not in XLA's allocator: CUDA itself, its graphs, NCCL, other programs.
 """
@@ -24,12 +24,12 @@ PhaseName = Literal["weights loaded", "programs compiled", "KV cache allocated",
 
 @dataclasses.dataclass(frozen=True)
 class MemoryHolding:
-    """What one owner holds in a phase.
+    """The memory that one owner holds in a phase.
 
     Attributes:
         owner: one of `OWNERS`.
         num_bytes: on each device; the largest device's.
-        source: where the number comes from.
+        source: the source of the number.
     """
 
     owner: MemoryOwner
@@ -43,8 +43,8 @@ class MemoryPhase:
 
     Attributes:
         name: the phase.
-        holdings: in the order of `OWNERS`; an owner that holds nothing, or that the device can't
-            tell of, is left out.
+        holdings: in the order of `OWNERS`; owners that hold nothing, or that the device can't
+            report, are left out.
     """
 
     name: PhaseName
@@ -56,5 +56,5 @@ class MemoryPhase:
         return sum(holding.num_bytes for holding in self.holdings)
 
     def bytes_of(self, owner: MemoryOwner) -> int:
-        """What an owner holds; 0 if it is left out."""
+        """Bytes that an owner holds; 0 if it is left out."""
         return sum(each.num_bytes for each in self.holdings if each.owner == owner)

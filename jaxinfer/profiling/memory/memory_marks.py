@@ -10,11 +10,11 @@ from jaxinfer.profiling.memory.phases import MemoryMark
 
 
 def memory_mark(phase: PhaseName, devices: Sequence[Any]) -> MemoryMark:
-    """What the fullest of an engine's devices says at the end of a phase.
+    """Read the memory of the fullest of an engine's devices at the end of a phase.
 
     Args:
-        phase: which.
-        devices: `jax.Device`s of this process; those of a CPU tell nothing.
+        phase: the phase that ends.
+        devices: `jax.Device`s of this process; CPUs report nothing.
     """
     told = [(device, stats) for device in devices if (stats := device.memory_stats())]
     if not told:
@@ -35,7 +35,7 @@ def device_bytes(device: Any) -> int | None:
 
 
 def _outside_bytes(device: Any, stats: Mapping[str, int]) -> int | None:
-    """Bytes of a GPU that are in use, but not XLA's allocator's; None where that is not known."""
+    """Bytes of a GPU that are in use outside XLA's allocator; None if unknown."""
     free_and_total = _cuda_memory(device)
     if free_and_total is None or "pool_bytes" not in stats:
         return None
@@ -44,7 +44,7 @@ def _outside_bytes(device: Any, stats: Mapping[str, int]) -> int | None:
 
 
 def _cuda_memory(device: Any) -> tuple[int, int] | None:
-    """Free and total bytes of a GPU, whoever uses them; None if CUDA's driver does not say."""
+    """Free and total bytes of a GPU, all processes counted; None if CUDA's driver does not say."""
     driver = _cuda_driver() if device.platform == "gpu" else None
     ordinal = getattr(device, "local_hardware_id", None)
     if driver is None or ordinal is None:

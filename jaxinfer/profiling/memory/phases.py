@@ -15,10 +15,10 @@ from jaxinfer.profiling.memory.holdings import (
 
 @dataclasses.dataclass(frozen=True)
 class MemoryMark:
-    """What a device said at the end of a phase; None where it does not tell.
+    """A device's memory readings at the end of a phase; None for those it does not report.
 
     Attributes:
-        phase: which.
+        phase: the phase that ended.
         in_use_bytes: in XLA's allocator.
         peak_bytes: the most that ever was in use there.
         outside_bytes: of the device, in use but not in the allocator.
@@ -37,9 +37,9 @@ class HeldBytes:
     Attributes:
         weights: parameters.
         kv_cache: pages.
-        slots: what is kept of each running sequence.
-        step: what the largest compiled step needs beside them while it runs, as the compiler says;
-            None if none is compiled.
+        slots: state kept for each running sequence.
+        step: temporaries of the largest compiled step, as the compiler states them; None if none is
+            compiled.
     """
 
     weights: int
@@ -51,12 +51,12 @@ class HeldBytes:
 def memory_phases(
     marks: Sequence[MemoryMark], held: HeldBytes, *, now: HeldBytes
 ) -> tuple[MemoryPhase, ...]:
-    """What held the memory at the fullest moment of each phase.
+    """The owners of the memory at the fullest moment of each phase.
 
     Args:
         marks: of one device, in the order of time; the last is "generating", of now.
-        held: what the engine keeps there since its start.
-        now: the same in this moment, which is less while it sleeps.
+        held: bytes that the engine keeps there since its start.
+        now: the same at this moment; less while the engine sleeps.
     """
     phases, before = [], None
     for mark in marks:
@@ -89,9 +89,9 @@ def _phase(mark: MemoryMark, before: MemoryMark | None, held: HeldBytes) -> Memo
 
 
 def _beyond(mark: MemoryMark, before: MemoryMark | None, arrays: int) -> int | None:
-    """What a phase took for a while, on top of what was left in use; None where it is not known.
+    """Bytes that a phase used temporarily, beyond those that stayed in use; None if unknown.
 
-    The allocator's peak is that of the whole process: it tells of a phase that raised it.
+    The allocator's peak covers the whole process, so it is known only for phases that raised it.
     """
     if mark.peak_bytes is None or mark.in_use_bytes is None:
         return None

@@ -15,17 +15,17 @@ _NOT_TOLD = (
 
 @dataclasses.dataclass(frozen=True)
 class MemoryReport:
-    """What holds the memory of each of an engine's devices.
+    """The memory of each of an engine's devices, by owner and phase.
 
     ``str()`` is a table.
 
     Attributes:
         device: its kind ("NVIDIA H200", "cpu").
-        num_devices: that share the model; all figures are those of one of them.
-        device_bytes: the device's memory; None if it does not tell.
-        is_measured: whether the device reports its memory. Where it does not (a CPU), step
-            temporaries are the compiler's, and other owners' bytes are not known.
-        phases: in the order of time.
+        num_devices: devices that share the model; all figures are for one of them.
+        device_bytes: the device's memory; None if not reported.
+        is_measured: whether the device reports its memory. If not (a CPU), step temporaries are the
+            compiler's, and other owners' bytes are unknown.
+        phases: the phases, in the order of time.
         largest_program: the compiled step that needs the most temporaries; None if no step is
             compiled yet.
     """
@@ -49,11 +49,11 @@ class MemoryReport:
 
     @property
     def peak_owner(self) -> MemoryOwner:
-        """What holds the most of the peak."""
+        """The owner that holds the most at the peak."""
         return max(self.peak_phase.holdings, key=lambda holding: holding.num_bytes).owner
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON-like values: the attributes, and what follows from them."""
+        """JSON-like values: the attributes, and values derived from them."""
         values = dataclasses.asdict(self)
         for phase, row in zip(self.phases, values["phases"], strict=True):
             row["num_bytes"] = phase.num_bytes

@@ -21,7 +21,7 @@ def bytes_text(size: float, *, like: float | None = None) -> str:
 
 
 def unit_of(size: float) -> tuple[str, int]:
-    """The largest unit in which so many bytes are at least 1, and its bytes."""
+    """The largest unit in which `size` is at least 1, and its bytes."""
     return next((unit for unit in _UNITS if size >= unit[1]), _UNITS[-1])
 
 

@@ -1,1 +1,1 @@
-"""Reads what a profile recorded: the trace, and the programs that ran."""
+"""Reads a profile's recording: the trace, and the programs that ran."""

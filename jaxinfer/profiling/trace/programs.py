@@ -1,8 +1,8 @@
 """The part of the model of each instruction in a compiled program's text.
 
-Kernels in a trace bear the name of an instruction. Fused kernels have the part of the product that
-they hold, or of their root, or else of most of what they hold; instructions that XLA adds have the
-part of what reads them, or else of what they read.
+Kernels in a trace bear the name of an instruction. A fused kernel belongs to the part of the
+product inside it, or of its root, or else of most of its instructions; an instruction that XLA adds
+belongs to the part of its users, or else of its operands.
 """
 
 import collections
@@ -53,7 +53,7 @@ def _bodies(text: str) -> dict[str, list[_Instruction]]:
 
 
 def _inner(each: _Instruction, bodies: dict[str, list[_Instruction]]) -> list[_Instruction]:
-    """What a fusion holds."""
+    """The instructions inside a fusion."""
     called = re.search(r"calls=%?([\w.\-]+)", each.rest)
     return bodies.get(called[1], []) if called else []
 
@@ -83,7 +83,7 @@ def _parts(bodies: dict[str, list[_Instruction]]) -> dict[str, str | None]:
 
 
 def _most(parts: Iterable[str | None]) -> str | None:
-    """The part that is there most often."""
+    """The most frequent part."""
     votes = collections.Counter(filter(None, parts))
     return votes.most_common(1)[0][0] if votes else None
 

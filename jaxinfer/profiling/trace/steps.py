@@ -13,11 +13,12 @@ class StepFacts:
     Attributes:
         kind: "prefill" if a row fed several tokens.
         rows: sequences in the step.
-        tokens: fed, of all rows; by each of `num_steps`.
+        tokens: tokens fed, of all rows; by each of `num_steps`.
         num_steps: 1, or the length of a multi-step decode.
         context_tokens: tokens whose keys and values are read, of all rows; by the first of
             `num_steps`.
-        pairs: of a token fed and a token that it attends to, itself included; likewise.
+        pairs: pairs of a token fed and a token that it attends to, itself included, of all rows; by
+            the first of `num_steps`.
         programs: keys of the programs launched, in order.
     """
 

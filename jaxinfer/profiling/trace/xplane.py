@@ -10,7 +10,7 @@ from jaxinfer.profiling.parts import SPAN_PREFIX
 
 _GPU = "/device:GPU:"
 _HOST = "/host:CPU"
-_CONTROL_FLOW = ("while", "call", "conditional")  # what they run is there, too
+_CONTROL_FLOW = ("while", "call", "conditional")  # what they call has events of its own
 
 
 class KernelEvent(NamedTuple):
@@ -22,7 +22,7 @@ class KernelEvent(NamedTuple):
         module: that program's name, or "".
         run: tells runs of programs apart; 0 if the trace does not.
         start_ns: on the trace's clock.
-        duration_ns: how long it ran.
+        duration_ns: its duration.
     """
 
     name: str
@@ -34,7 +34,7 @@ class KernelEvent(NamedTuple):
 
     @property
     def end_ns(self) -> float:
-        """When it ended."""
+        """Its end, in nanoseconds on the trace's clock."""
         return self.start_ns + self.duration_ns
 
 
@@ -44,7 +44,7 @@ class Span(NamedTuple):
     Attributes:
         name: without `SPAN_PREFIX`.
         start_ns: on the same clock as kernels.
-        duration_ns: how long.
+        duration_ns: its duration.
     """
 
     name: str
@@ -53,7 +53,7 @@ class Span(NamedTuple):
 
 
 class Trace(NamedTuple):
-    """What a trace holds, in the order of their beginnings.
+    """The kernels and spans of a trace, in order of their starts.
 
     Attributes:
         kernels: of the first GPU or, without one, of the CPU.
@@ -95,7 +95,7 @@ def read_gpu_kernels(file: Path) -> list[KernelEvent]:
 
 
 def _planes(file: Path) -> tuple[Any, Any]:
-    """The host's plane and that of the first GPU, each or None."""
+    """The host's plane and the first GPU's; None for one that is missing."""
     from jax.profiler import ProfileData
 
     planes = {plane.name: plane for plane in ProfileData.from_file(str(file)).planes}
@@ -105,7 +105,7 @@ def _planes(file: Path) -> tuple[Any, Any]:
 
 @contextlib.contextmanager
 def _quietly() -> Iterator[None]:
-    """Without the warning that ProfileData's own types have no module."""
+    """Suppress the warning that ProfileData's own types have no module."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
         yield

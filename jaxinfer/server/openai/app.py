@@ -61,7 +61,7 @@ def create_app(
 
     Args:
         engine: takes the requests.
-        settings: of this front end.
+        settings: this front end's settings.
         telemetry: makes `/metrics`; left out, one of its own.
     """
     front = Front(engine, settings, telemetry or Telemetry(settings.model_name))
@@ -117,7 +117,7 @@ def create_app(
 
 
 def _paths(*modules: ModuleType) -> list[str]:
-    """Of the routes of modules."""
+    """The URL paths of the modules' routes."""
     routes = [route for module in modules for route in module.router.routes]
     return [route.path for route in routes if isinstance(route, APIRoute)]
 
@@ -137,7 +137,7 @@ async def _answer(request: Request, error: Exception) -> Response:
         error = ApiError(404, hint, route=path)
     elif isinstance(error, HTTPException) and error.status_code == 405:
         allowed = (error.headers or {}).get("Allow", "other methods")
-        hint = f"{request.method[:20]} is not taken here; use {allowed}"
+        hint = f"{request.method[:20]} is not allowed here; use {allowed}"
         error = ApiError(405, hint, route=request.scope["path"], headers=error.headers)
     return as_api_error(error).response()
 

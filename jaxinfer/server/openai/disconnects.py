@@ -13,10 +13,10 @@ async def while_connected[T](work: Coroutine[Any, Any, T], receive: Receive) -> 
 
     Args:
         work: answers a request whose body is read.
-        receive: of ASGI.
+        receive: ASGI's `receive`.
 
     Raises:
-        ClientDisconnect: it did.
+        ClientDisconnect: the client disconnected.
     """
     task = asyncio.ensure_future(work)
     gone = asyncio.ensure_future(until_gone(receive))

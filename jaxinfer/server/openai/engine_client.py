@@ -19,12 +19,12 @@ class EngineClient(Protocol):
 
     @property
     def tokenizer(self) -> Tokenizer | None:
-        """This process's own; None if only token ids go in and out."""
+        """This process's own tokenizer; None if only token ids go in and out."""
         ...
 
     @property
     def model_config(self) -> "ModelConfig":
-        """The model's shape; the edge reads `vocab_size`, the width of the logits."""
+        """The model's shape; the HTTP server reads `vocab_size`, the width of the logits."""
         ...
 
     @property
@@ -49,17 +49,17 @@ class EngineClient(Protocol):
         """Complete one prompt. Closing the iteration, or cancelling its task, aborts the request.
 
         Args:
-            prompt: the edge gives `TokensPrompt`s.
-            sampling_params: `output_kind` says what outputs hold; the edge uses DELTA and
+            prompt: the HTTP server gives `TokensPrompt`s.
+            sampling_params: `output_kind` says what outputs hold; the HTTP server uses DELTA and
                 FINAL_ONLY.
-            request_id: a label of the edge's own making; clients' ids never come here.
+            request_id: a label made by the HTTP server; clients' ids are never passed on.
             priority: lower ones run earlier.
             prefill_only: only run the prompt, for its log-probabilities; the single completion
                 ends by "length" without a token.
-            answer: how its text is read; None leaves it whole.
+            answer: the format for parsing its text; None leaves it whole.
 
         Raises:
-            TypeError, ValueError: it can't be run; at the call.
+            TypeError, ValueError: the request can't be run; at the call.
             QueueFullError: too many requests wait; at the call or before the first output.
             RuntimeError, JaxinferError: the engine has ended; at the call or in the iteration.
         """
@@ -82,7 +82,7 @@ class EngineClient(Protocol):
         ...
 
     async def start_profile(self, directory: str | os.PathLike[str]) -> None:
-        """Record what host and devices do; RuntimeError if a recording runs."""
+        """Record a profile of host and devices; RuntimeError if a recording runs."""
         ...
 
     async def stop_profile(self) -> None:

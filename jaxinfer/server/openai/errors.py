@@ -52,12 +52,12 @@ class ApiError(Exception):
     """An error for the client.
 
     Args:
-        status: of HTTP.
+        status: HTTP status.
         message: one line; long ones are cut, and paths are left out.
         route: the path that was asked for, which begins the message.
         param: the field of the request that is wrong.
-        code: a word for programs.
-        headers: of the answer.
+        code: a machine-readable name of the error.
+        headers: the answer's headers.
     """
 
     def __init__(
@@ -123,7 +123,7 @@ def invalid(message: str, param: str | None = None) -> ApiError:
 def context_length_exceeded(
     field: str, error: PromptTooLongError, max_model_len: int, *, room: int
 ) -> ApiError:
-    """The error of a prompt that is too long, in the words by which OpenAI's clients know it.
+    """The error for a prompt that is too long, worded as OpenAI's clients expect.
 
     Args:
         field: of the request.
@@ -158,7 +158,7 @@ def _one_line(text: str) -> str:
 
 
 def as_api_error(error: BaseException) -> ApiError:
-    """The client's view of an exception; one that is a bug goes to the log."""
+    """Convert an exception to an error for the client; bugs are logged."""
     match error:
         case ApiError():
             return error
@@ -173,7 +173,7 @@ def as_api_error(error: BaseException) -> ApiError:
         case MissingPackageError():
             return ApiError(501, f"this server lacks a package: {error}", code="missing_package")
         case JaxinferError():
-            logger.info("a request ends with the engine", exc_info=error)
+            logger.info("a request ended because the engine did", exc_info=error)
             return ApiError(500, str(error), code="engine_error")
         case HTTPException():
             return ApiError(error.status_code, str(error.detail), headers=error.headers)
@@ -207,7 +207,7 @@ def from_validation(
     fields: Sequence[str] | None,
     explain: Callable[[str, str], str | None],
 ) -> ApiError:
-    """The answer to a body that is not what the route takes.
+    """The error for a body that fails the route's validation.
 
     Args:
         error: pydantic's findings.
@@ -234,7 +234,7 @@ def from_validation(
 def _place(path: Sequence[str | int]) -> str:
     """A field with the item of its list, if there is one, and the innermost key: "tools[0].name".
 
-    What is between is left out: there pydantic also names the types that it has tried.
+    Keys in between are left out: pydantic also names the types that it has tried there.
     """
     index = next((f"[{each}]" for each in path[1:] if isinstance(each, int)), "")
     texts = [each for each in path[1:] if isinstance(each, str) and each not in _TYPE_NAMES]

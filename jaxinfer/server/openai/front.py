@@ -60,12 +60,12 @@ class Job:
 
     Attributes:
         prompt: checked.
-        params: how it is completed.
+        params: its sampling parameters.
         label: the server's own name for it.
         priority: as the request says.
         prefill_only: nothing is sampled.
-        grammar_field: what the request calls its grammar, if it has one.
-        answer: how its text is read; None leaves it whole.
+        grammar_field: the request's field that gives its grammar, if any.
+        answer: the format for parsing its text; None leaves it whole.
     """
 
     prompt: Prompt
@@ -82,7 +82,7 @@ class Front:
 
     Args:
         engine: runs the requests.
-        settings: of this front end.
+        settings: this front end's settings.
         telemetry: counts them.
     """
 
@@ -93,7 +93,7 @@ class Front:
         self.settings = settings
         self.telemetry = telemetry
         self.engine_metrics = Latest(engine.get_metrics, _METRICS_WITHIN_S)
-        """The engine's counters, as they are or were when it could last be asked."""
+        """The engine's counters, current or as last read."""
         self.prompts = Prompts(engine, settings.template_kwargs)
         template = engine.tokenizer.chat_template if engine.tokenizer else None
         for_tools = engine.tokenizer.tool_chat_template if engine.tokenizer else None
@@ -104,7 +104,7 @@ class Front:
         self._large_answer = asyncio.Lock()
         self.started = int(time.time())
         self.num_running = 0
-        """Requests whose answers are being made."""
+        """Number of requests being served."""
 
     def check_model(self, name: str | None) -> None:
         """Refuse a name that is not served.
@@ -146,9 +146,9 @@ class Front:
         return self._checked(streams, next((job.grammar_field for job in jobs), None))
 
     async def write[T](self, work: Callable[[], T], size: int) -> T:
-        """The result of `work`, which writes about `size` bytes: in a thread where they are many.
+        """The result of `work`, which writes about `size` bytes; a large one runs in a thread.
 
-        One at a time: with several, the event loop would have its turn less often.
+        One thread at a time: several would leave the event loop less time.
         """
         if size <= LARGE:
             return work()
@@ -180,7 +180,7 @@ class Front:
     ) -> AsyncGenerator[tuple[int, RequestOutput]]:
         self.num_running += 1
         try:
-            # What the engine refuses, not the consumer's own.
+            # Only the engine's refusals, not errors of the consumer.
             with client_errors(_FIELDS), grammar_errors(grammar_field):
                 if len(streams) == 1:  # `merged` would be one more frame for every token
                     async with contextlib.aclosing(streams[0]) as only:
@@ -195,7 +195,7 @@ class Front:
 
 
 def front_of(request: Request) -> Front:
-    """The arguments that the app was made with."""
+    """The front end whose application handles a request."""
     return cast(Front, request.app.state.front)
 
 
@@ -207,15 +207,15 @@ def _checked_output(output: RequestOutput) -> RequestOutput:
 
 
 def _failure(output: RequestOutput) -> ApiError:
-    """Why a request has no answer: the engine's fault, or a limit of the service."""
+    """The error of a request that failed: the engine's fault, or a limit of the service."""
     why = presentable(output.error or "")
     if why.startswith("GrammarError"):
-        return ApiError(400, f"the answer could not go on: {why}", code="grammar_too_complex")
+        return ApiError(400, f"the answer can't be continued: {why}", code="grammar_too_complex")
     if why.startswith("NoTokenLeft"):
-        return ApiError(400, f"the answer could not go on: {why}", code="no_token_left")
+        return ApiError(400, f"the answer can't be continued: {why}", code="no_token_left")
     if any(each.finish_reason == "abort" for each in output.outputs):
         return ApiError(503, f"the request was ended: {why}", code="request_aborted")
-    return ApiError(500, f"the engine could not go on: {why}", code="engine_error")
+    return ApiError(500, f"the engine failed: {why}", code="engine_error")
 
 
 async def finals(outputs: Outputs) -> list[RequestOutput]:

@@ -22,7 +22,7 @@ _JSON_NAMES = {
 
 
 def decode(body: bytes, max_nesting: int) -> dict[str, Any]:
-    """The object that a JSON text is.
+    """Parse a request body as a JSON object.
 
     Raises:
         ApiError: 400: it is no object, not JSON (NaN and Infinity are not), not UTF-8, nested too

@@ -18,7 +18,7 @@ _BYTES_A_SCORE, _BYTES_A_TOKEN = 60, 8
 
 
 def answer_size(output: RequestOutput) -> int:
-    """About how many bytes an answer with this output has."""
+    """The approximate size of an answer with this output, in bytes."""
     scores = [output.prompt_logprobs, *(each.logprobs for each in output.outputs)]
     num_scores = sum(len(each) * len(each[-1] or ()) for each in scores if each)
     num_tokens = sum(len(each.token_ids) for each in output.outputs)
@@ -51,7 +51,7 @@ class CompletionLogprobsWriter:
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
 
     def start_at(self, offset: int) -> None:
-        """Go on at this character, with a text that begins afresh."""
+        """Continue at this character offset, with a new text."""
         self._offset = offset
         self._decoder.reset()
 
@@ -62,12 +62,12 @@ class CompletionLogprobsWriter:
         *,
         skip_special_tokens: bool,
     ) -> CompletionLogprobs:
-        """The part of these tokens.
+        """The log-probabilities of these tokens.
 
         Args:
-            token_ids: in order.
+            token_ids: token ids, in order.
             entries: one for each token; None for the first of a prompt.
-            skip_special_tokens: they have no place in the choice's text.
+            skip_special_tokens: special tokens are left out of the choice's text.
         """
         part = CompletionLogprobs(tokens=[], token_logprobs=[], top_logprobs=[], text_offset=[])
         for token_id, entry in zip(token_ids, entries, strict=True):
@@ -79,7 +79,7 @@ class CompletionLogprobsWriter:
         return part
 
     def _top(self, entry: LogprobsAtPosition) -> dict[str, float]:
-        """By the tokens' text; of tokens with one text the likeliest counts."""
+        """Log-probabilities by token text; of tokens with the same text, the likeliest is kept."""
         top: dict[str, float] = {}
         for token_id, logprob in entry.items():
             name = _name(token_id, self._tokenizer, self._as_ids)
@@ -114,9 +114,9 @@ def chat_logprobs(
     """Log-probabilities of an answer's tokens.
 
     Args:
-        token_ids: in order.
+        token_ids: token ids, in order.
         entries: one for each.
-        count: how many likeliest tokens are wanted at each position.
+        count: number of likeliest tokens at each position.
         tokenizer: gives the tokens' text.
         as_ids: write "token_id:7" in place of a token's text.
     """
@@ -137,7 +137,7 @@ def chat_logprobs(
 def prompt_logprobs(entries: Sequence[LogprobsAtPosition | None]) -> PromptLogprobs:
     """Log-probabilities of a prompt's tokens, by token id, as vLLM's answers have them.
 
-    Each is JSON already: there may be millions of them, too many to exist at once.
+    Each entry is encoded to JSON at once: there may be millions, too many to exist as objects.
     """
     written = [None if entry is None else Raw(encode(_by_id(entry))) for entry in entries]
     return written  # pyright: ignore[reportReturnType]

@@ -73,12 +73,12 @@ async def _forward[T](
 
 
 async def begun[T](stream: Stream[T], seconds: float) -> "Begun[T]":
-    """A stream after its first item, or the error in its place, had `seconds` to come.
+    """Return a stream once its first item or error has come, or `seconds` have passed.
 
-    So that a request which is refused late still gets a status of its own.
+    A request that is refused late thus still gets an HTTP status of its own.
 
     Raises:
-        Exception: what the stream raises before its first item.
+        Exception: the stream's error before its first item.
     """
     first = asyncio.ensure_future(anext(stream))
     try:

@@ -24,9 +24,9 @@ from jaxinfer.serving.requests.prompts import PromptReader
 _FIELDS = ("prompt", "messages", "input", "tools", "chat_template_kwargs", "continue_final_message")
 
 MOST_CHARS = 8 << 20
-"""Of a text that is tokenized: some seconds of work."""
+"""Most characters of a text that is tokenized: some seconds of work."""
 
-_FEW_IDS = 4096  # checked sooner than handed to a thread
+_FEW_IDS = 4096  # quicker to check than to hand to a thread
 
 
 class Prompts:
@@ -67,12 +67,12 @@ class Prompts:
         add_special_tokens: bool = True,
         cache_salt: str | None = None,
     ) -> list[Prompt]:
-        """Check and tokenize.
+        """Check prompts and tokenize their texts.
 
         Args:
             given: texts and token ids.
-            name: of the field, for errors.
-            limit: how many tokens are kept of each, the last ones.
+            name: the field's name, for errors.
+            limit: keep only this many last tokens of each.
             num_outputs: tokens that each must leave room for.
             add_special_tokens: to texts, as the tokenizer would.
             cache_salt: see `Prompt`.
@@ -131,8 +131,8 @@ class Prompts:
     ) -> str:
         """The text of a conversation, by the model's chat template.
 
-        Where the template can't write arguments of earlier calls that are no JSON object, they are
-        written as far as they are one.
+        If the template can't render arguments of earlier calls that are not a JSON object, only the
+        part of them that parses as one is rendered.
 
         Raises:
             ApiError: 400: a name is not for requests to set, the conversation is too long, or the
@@ -174,7 +174,7 @@ class Prompts:
             raise invalid(error.message, error.param or "messages") from None
 
     async def check_params(self, params: Iterable[SamplingParams]) -> None:
-        """Tokenize bad words, in whose tokens the engine's own check then only looks them up.
+        """Tokenize bad words in a thread, so that the engine's own check only looks them up.
 
         Raises:
             ValueError: as `PromptReader.check_params`.
@@ -187,12 +187,12 @@ class Prompts:
         await self._tokenizing.run(check, 0)
 
     async def on_thread[T](self, work: Callable[[], T], size: int, name: str) -> T:
-        """The result of tokenizing, or the like.
+        """Run work on a text in a thread and return its result.
 
         Args:
-            work: does it.
-            size: of the text, in characters.
-            name: of the field, for errors.
+            work: the function to run.
+            size: the text's length, in characters.
+            name: the field's name, for errors.
 
         Raises:
             ApiError: 400: the text is too long.

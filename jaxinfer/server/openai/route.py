@@ -43,7 +43,7 @@ class ApiRoute(APIRoute):
 
 
 def _check_parameters(request: Request, known: list[str]) -> None:
-    """Refuse what a route with parameters does not know; the other routes have no use for any.
+    """Refuse unknown query parameters, on routes that have parameters; other routes ignore them.
 
     Raises:
         ApiError: 400.

@@ -13,26 +13,27 @@ class ServerSettings:
     """Settings of one front end, checked at construction.
 
     Attributes:
-        served_model_names: names that requests may call the model; answers bear the first.
-        api_keys: let only requests with this key in. Empty lets everybody in.
+        served_model_names: names that requests may call the model; answers use the first.
+        api_keys: accept only requests with this key. Empty accepts all requests.
         allowed_hosts: names besides this machine's own that requests may be for, as the Host and
             Origin headers say; * for all.
         enable_admin: serve routes that change the engine; needs a key.
         enable_tokenizer_info: serve `/tokenizer_info`, which shows the chat template.
         page: serve a chat page at `/`. Its files need no key, its requests do.
-        max_body_bytes: of a request for an answer.
-        max_tokenize_bytes: of the body of a request to tokenize, or the reverse.
-        max_other_bytes: of the body of any other request; none of these carries texts.
-        max_unfinished_bytes: of all requests' bodies that are still coming, together.
-        body_seconds: for a request's body to come, and for a client to read some of an answer that
-            waits for it.
+        max_body_bytes: most bytes of the body of a generation request.
+        max_tokenize_bytes: most bytes of the body of a request to tokenize or detokenize.
+        max_other_bytes: most bytes of the body of any other request; none of these carries texts.
+        max_unfinished_bytes: most bytes of all unfinished request bodies together.
+        body_seconds: time limit for a request's body to arrive, and for a client to read some of an
+            answer that waits for it.
         max_nesting: most levels of JSON in a request.
-        keep_alive_seconds: of silence after which a stream gets a comment.
+        keep_alive_seconds: seconds of silence after which a stream gets a comment.
         template_kwargs: names that `chat_template_kwargs` of a request may set.
         enable_auto_tool_choice: let the model decide whether it calls a tool.
-        tool_call_parser: how tool calls are read out of answers; auto goes by the chat template.
-        reasoning_parser: how reasoning is read out of answers; auto goes by the chat template.
-        profile_directory: where `/start_profile` writes; needs the admin routes. None refuses it.
+        tool_call_parser: parser of tool calls in answers; auto chooses by the chat template.
+        reasoning_parser: parser of reasoning in answers; auto chooses by the chat template.
+        profile_directory: directory that `/start_profile` writes to; needs the admin routes. None
+            refuses it.
 
     Raises:
         ValueError: names the setting.

@@ -1,4 +1,4 @@
-"""Server-sent events: sent as they come, with comments in silence, and ended with the client."""
+"""Streams server-sent events, with keep-alive comments, until they end or the client leaves."""
 
 import asyncio
 import contextlib
@@ -29,14 +29,14 @@ def _error_event(error: ApiError) -> bytes:
 
 
 class EventStream(Response):
-    """An answer in events. A fault in the middle is an event; the status stays 200.
+    """A streamed answer. An error in the middle becomes an event; the status stays 200.
 
     Args:
-        events: whole events, some at a time; what raises in it becomes the last one.
-        source: closed with it, where a client leaves before the first event too.
+        events: batches of whole events; an exception in it becomes the last event.
+        source: closed at the end, even if the client leaves before the first event.
         keep_alive_seconds: of silence after which a comment is sent.
-        headers: of the answer.
-        error_event: the last event after a fault.
+        headers: the answer's headers.
+        error_event: makes the last event after an error.
     """
 
     media_type = "text/event-stream"

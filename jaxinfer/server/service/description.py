@@ -20,7 +20,7 @@ from jaxinfer.serving.requests.packed_ids import ID_BYTES, unpack_ids
 from jaxinfer.serving.requests.prompts import PromptReader
 from jaxinfer.serving.startup.model_files import read_model_config, read_tokenizer
 
-# What a front end decides itself, or what the engine's process has no use for.
+# Fields that a front end handles itself, or that the engine's process does not need.
 _MOST_SHARED_BYTES = 4096
 _STAY_OF_REQUEST = ("key", "label", "kind")
 _STAY_IN_FRONT_END = {
@@ -38,8 +38,8 @@ class EngineDescription:
         directory: the model's directory.
         max_model_len: most tokens of prompt and output together.
         max_logprobs: most log-probabilities at a position.
-        default_params: what a call without sampling parameters uses.
-        limits: what the service takes on.
+        default_params: sampling parameters of a call that gives none.
+        limits: the service's limits.
         device_kind: as JAX names the devices; empty if unknown.
         devices_of_a_replica: devices that share a model.
         bytes_per_value: of its activations.
@@ -56,7 +56,7 @@ class EngineDescription:
     bytes_per_value: int = 2
 
     def to_message(self) -> dict[str, Any]:
-        """Plain values that `from_message` makes the same of."""
+        """Plain values from which `from_message` restores the description."""
         values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         return values | {
             "config": dataclasses.asdict(self.config),
@@ -67,7 +67,7 @@ class EngineDescription:
 
     @classmethod
     def from_message(cls, message: Mapping[str, Any]) -> "EngineDescription":
-        """The description that `to_message` was called of."""
+        """The inverse of `to_message`."""
         return cls(
             **{
                 **message,
@@ -110,14 +110,14 @@ def changed_fields(params: SamplingParams) -> dict[str, Any]:
 
 
 def engine_message(request: NewRequest, before: SamplingParams | None = None) -> dict[str, Any]:
-    """A request as the engine's process is to run it: text is made in the front end.
+    """A request in message form for the engine's process; text is made in the front end.
 
     The number of completions stays: the engine's process makes as many requests.
 
     Args:
         request: as the caller asks for it.
-        before: parameters of the request before, on the same connection; the prompts of one call
-            share theirs, however large, and the same object is left out.
+        before: parameters of the previous request on the same connection; if they are the same
+            object, as for the prompts of one call, they are left out.
     """
     if request.answer is not None:  # the engine reads where thinking begins and ends
         request = dataclasses.replace(request, answer=request.answer.without_schemas())
@@ -134,7 +134,7 @@ def engine_message(request: NewRequest, before: SamplingParams | None = None) ->
 def request_of_message(
     message: Mapping[str, Any], before: SamplingParams | None = None
 ) -> NewRequest:
-    """The request that `engine_message` was called of, as far as the message has it.
+    """The inverse of `engine_message`, for the fields that the message has.
 
     Raises:
         TypeError, ValueError: a field is of another type than `NewRequest` has it, or unknown; or
@@ -175,7 +175,7 @@ _RequestMessage: Any = msgspec.defstruct(
 
 def _params(fields: Mapping[str, Any]) -> SamplingParams:
     encoded = msgspec.msgpack.encode(fields)
-    # Large ones, with a grammar for instance, are hardly ever alike, and not worth their memory.
+    # Large ones, such as those with a grammar, hardly ever repeat and are not worth their memory.
     return (
         _shared_params(encoded) if len(encoded) <= _MOST_SHARED_BYTES else SamplingParams(**fields)
     )
@@ -183,5 +183,5 @@ def _params(fields: Mapping[str, Any]) -> SamplingParams:
 
 @functools.lru_cache(maxsize=256)
 def _shared_params(encoded: bytes) -> SamplingParams:
-    """Parameters that many requests are alike in are checked once; nothing changes them here."""
+    """Sampling parameters from their encoding; cached, so they must not be modified."""
     return SamplingParams(**msgspec.msgpack.decode(encoded))

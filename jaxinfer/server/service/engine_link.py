@@ -1,4 +1,4 @@
-"""A front end's side of the socket: sends requests, takes their tokens in, calls the engine."""
+"""A front end's side of the socket: sends requests, receives their tokens, calls the engine."""
 
 import asyncio
 import itertools
@@ -40,14 +40,14 @@ class EngineLink:
     """The connection of one front end to the engine's process; of one event loop.
 
     Args:
-        reader: of the socket.
-        writer: of the socket.
+        reader: the socket's reader.
+        writer: the socket's writer.
         description: the engine's, which it has sent first.
 
     Attributes:
-        on_step: takes the rows of each step.
-        on_refused: takes a request's number and why the engine ended it.
-        on_lost: told once, when the engine's process has ended or the connection broke.
+        on_step: called with the rows of each step.
+        on_refused: called with a request's number and the engine's reason for ending it.
+        on_lost: called once, when the engine's process has ended or the connection broke.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class EngineLink:
         self._writer = writer
         self.description = description
         self.failure: errors.EngineDeadError | None = None
-        """Why nothing can be asked any more."""
+        """The error after which no call is possible; None while connected."""
         self.on_step: Callable[[Step], None] = lambda step: None
         self.on_refused: Callable[[int, Exception], None] = lambda number, error: None
         self.on_lost: Callable[[Exception], None] = lambda error: None
@@ -85,13 +85,13 @@ class EngineLink:
         return cls(reader, writer, EngineDescription.from_message(hello.description))
 
     def start(self) -> None:
-        """Begin to read; the callbacks are set before."""
+        """Begin to read; the callbacks must be set before."""
         self._heard_at = time.monotonic()
         self._tasks = [asyncio.create_task(self._read()), asyncio.create_task(self._ping())]
 
     @property
     def silence(self) -> float:
-        """Seconds since the engine's process was last heard of; it is pinged every second."""
+        """Seconds since the engine's process last sent anything; it is pinged every second."""
         return time.monotonic() - self._heard_at
 
     def new_number(self) -> int:
@@ -103,7 +103,7 @@ class EngineLink:
         self._write(message)
 
     async def call(self, name: str, *arguments: Any) -> Any:
-        """Have the engine's process do something between two steps, and wait for the result.
+        """Call a method in the engine's process between two steps, and wait for the result.
 
         Raises:
             EngineDeadError: the process has ended.
@@ -138,10 +138,10 @@ class EngineLink:
             while (data := await read_frame(self._reader)) is not None:
                 self._heard_at = time.monotonic()
                 self._take(data)
-                # Readers go first: what lies in the buffer must not make them look slow.
+                # Readers go first: data that waits in the buffer must not make them look slow.
                 await asyncio.sleep(0)
         except Exception as error:
-            logger.exception("what the engine sent can't be used")
+            logger.exception("can't use a message from the engine")
             cause = f"the connection to the engine broke: {error}"
         self.failure = errors.EngineDeadError(cause)
         self._writer.close()
@@ -168,7 +168,7 @@ class EngineLink:
                 else:
                     outcome.set_result(value)
             case Hello():
-                raise ValueError("the engine said twice what it is")
+                raise ValueError("the engine sent its description twice")
 
     def _end_calls(self) -> None:
         for outcome in self._calls.values():

@@ -23,8 +23,8 @@ from jaxinfer.server.service.messages import (
 from jaxinfer.server.telemetry.latest import Latest
 from jaxinfer.serving.driver.driver import Driver
 
-_METRICS_WITHIN_S = 0.1  # else, as in a long step or a compilation, they are as they were last
-_MOST_UNSENT_BYTES = 1 << 26  # of a front end that reads nothing; then it is given up
+_METRICS_WITHIN_S = 0.1  # else, as in a long step or a compilation, the last known ones are shown
+_MOST_UNSENT_BYTES = 1 << 26  # unread by a front end, which is then disconnected
 
 logger = logging.getLogger("jaxinfer")
 
@@ -32,16 +32,16 @@ logger = logging.getLogger("jaxinfer")
 class EngineServer:
     """Serves one engine to any number of front ends, over a Unix domain socket.
 
-    The engine's thread gathers what a step brings, one message for each front end, and leaves it to
-    the event loop, which sends it: the engine waits for no front end. One that has gone, or that
-    leaves 64 MiB unread, loses its requests at once.
+    The engine's thread gathers each step's results into one message for each front end and leaves
+    sending to the event loop: the engine waits for no front end. One that has gone, or that leaves
+    64 MiB unread, loses its requests at once.
 
     Args:
         driver: runs the engine.
         num_slots: sequences that run at once.
         max_waiting: completions that may wait beyond these.
-        hello: what front ends are told first: see `EngineDescription.to_message`.
-        calls: what front ends may ask for besides pausing and sleeping, by name; done in the
+        hello: the first message to every front end; see `EngineDescription.to_message`.
+        calls: functions by name that front ends may call, besides pausing and sleeping; run in the
             engine's thread. The event loop answers "ping", and "get_metrics" with what was read
             last, so that a busy engine delays no answer.
     """
@@ -89,7 +89,7 @@ class EngineServer:
         loop = asyncio.get_running_loop()
 
         def send(message: ToFrontEnd) -> None:
-            """From the engine's thread."""
+            """Send a message from the engine's thread."""
             data = encode(message)
             with contextlib.suppress(RuntimeError):  # the loop has ended
                 loop.call_soon_threadsafe(_write, writer, data)
@@ -102,7 +102,7 @@ class EngineServer:
             while (data := await read_frame(reader)) is not None:
                 self._take(requests, decode_to_engine(data), writer)
         except ValueError as error:
-            logger.error("a front end is given up: it sent what is no message (%s)", error)
+            logger.error("disconnecting a front end that sent an invalid message: %s", error)
         finally:
             self._driver.owner.post(lambda: self._forget(requests))
             self._writers.discard(writer)
@@ -120,7 +120,7 @@ class EngineServer:
                 _write(writer, encode(Reply(number)))
             case Call():
                 task = asyncio.ensure_future(self._answer(message, writer))
-                # The loop alone would not keep it.
+                # The event loop keeps only a weak reference to a task.
                 requests.tasks.add(task)
                 task.add_done_callback(requests.tasks.discard)
 
@@ -170,5 +170,5 @@ def _write(writer: asyncio.StreamWriter, data: bytes) -> None:
         return
     writer.write(data)
     if transport.get_write_buffer_size() > _MOST_UNSENT_BYTES:
-        logger.error("a front end is given up: it leaves %d bytes unread", _MOST_UNSENT_BYTES)
+        logger.error("disconnecting a front end that left %d bytes unread", _MOST_UNSENT_BYTES)
         transport.abort()

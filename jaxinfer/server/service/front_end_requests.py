@@ -14,19 +14,19 @@ from jaxinfer.serving.driver.driver import Driver
 from jaxinfer.serving.requests.new_request import NewRequest, new_key
 from jaxinfer.serving.requests.token_group import RunFacts, TokenOutput
 
-_QUEUE_FULL = "as many requests wait as may; try again later, or raise max_waiting_requests"
+_QUEUE_FULL = "the request queue is full; try again later, or raise max_waiting_requests"
 
 
 class FrontEndRequests:
     """The requests of one front end; used in the engine's thread alone.
 
-    A front end's numbers say which of its own requests is meant; keys of the engine are made here,
-    so that no front end can name another's.
+    A front end's numbers identify its own requests only; the engine's keys are made here, so that
+    no front end can name another's requests.
 
     Args:
         driver: runs them.
         send: takes a message for the front end, without waiting.
-        has_room_for: whether that many completions may be enqueued.
+        has_room_for: returns True if that many completions may be enqueued.
     """
 
     def __init__(
@@ -96,7 +96,7 @@ class FrontEndRequests:
             if output.finished and self._keys.pop((number, index), None) is None:
                 return  # the front end has ended it
             self._time = output.time
-            # What may raise is first: scores without their row would be the next row's.
+            # First what may raise: scores left without a row would be taken for the next row's.
             news = None if output.facts is None else _news(output.facts, output)
             if output.scores:
                 self._scores.add(len(self._rows), output.scores)

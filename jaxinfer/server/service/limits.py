@@ -9,13 +9,13 @@ _MOST = 2**31 - 1
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ServiceLimits:
-    """Bounds of a service, the same for each of its front ends.
+    """Limits of a service, the same for each of its front ends.
 
     Attributes:
         max_waiting_requests: completions that may wait for a slot; more are answered 503.
             Completions that get a free slot at the next step don't count.
-        max_undelivered_tokens: tokens that the reader of a stream may be behind before it is
-            aborted. The engine never waits for a reader.
+        max_undelivered_tokens: tokens that the reader of a stream may be behind before its request
+            is aborted. The engine never waits for a reader.
         request_timeout: seconds after which a request is aborted; 0 for never. A call may set a
             shorter one.
 

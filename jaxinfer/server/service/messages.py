@@ -17,9 +17,9 @@ class Add(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """Front end to engine: enqueue a prompt's completions, all or none.
 
     Attributes:
-        number: what this front end knows the request by.
-        request: what `engine_message` makes of it; `n` completions are made, and completion i
-            draws with `seed + i`. Without "params" it has those of the request before.
+        number: this front end's number for the request.
+        request: from `engine_message`; it makes `n` completions, and completion i samples with
+            `seed + i`. Without "params" those of the request before apply.
     """
 
     number: int
@@ -37,10 +37,10 @@ class End(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 
 class Call(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """Front end to engine: do something and say what came of it.
+    """Front end to engine: call a method and reply with its result.
 
     Attributes:
-        number: what the `Reply` bears.
+        number: repeated in the `Reply`.
         name: a method that the engine's process offers.
         arguments: its arguments.
     """
@@ -51,7 +51,7 @@ class Call(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 
 class Hello(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """Engine to front end, once, first: what the engine is; see `EngineDescription`."""
+    """Engine to front end, the first message: the engine's description; see `EngineDescription`."""
 
     description: dict[str, Any]
 
@@ -77,11 +77,11 @@ class Scores(msgspec.Struct, frozen=True, array_like=True):
 
 
 class StepScores(msgspec.Struct, frozen=True, array_like=True):
-    """Log-probabilities of one engine step, of rows that asked for as many likeliest tokens.
+    """Log-probabilities of rows of one step that asked for the same number of likeliest tokens.
 
     Attributes:
         rows: indices in `Step.rows`, an item for each row of `scores`.
-        counts: how many of the leading positions each has.
+        counts: number of leading positions that are valid in each.
         scores: of shape ``[rows, positions]``.
     """
 
@@ -113,7 +113,7 @@ class News(msgspec.Struct, frozen=True, array_like=True):
         finish_reason: None while it runs.
         stop_reason: the stop token that ended it.
         prompt_scores: one for each chunk.
-        error: what went wrong.
+        error: the error's message.
     """
 
     num_cached_tokens: int = 0
@@ -133,7 +133,7 @@ class Row(msgspec.Struct, frozen=True, array_like=True, gc=False):
         number: the request's.
         index: the completion's.
         token_ids: new tokens.
-        news: all else but log-probabilities; None if it is as in the row before.
+        news: everything else but log-probabilities; None if unchanged since the row before.
     """
 
     number: int
@@ -143,13 +143,13 @@ class Row(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class Step(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """Engine to front end: all that a step has brought for its requests.
+    """Engine to front end: all results of a step for its requests.
 
     Attributes:
         time: seconds on the clock that both share (`time.monotonic`).
         rows: one a completion.
-        scores: of these rows, gathered: a few arrays in place of some for each row. A row's tokens
-            of several steps are in as many items, in their order.
+        scores: log-probabilities of these rows, gathered into a few arrays. Several steps of one
+            row are in separate items, in order.
     """
 
     time: float
@@ -172,7 +172,7 @@ class Refused(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 
 class Reply(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """Engine to front end: what came of a `Call`.
+    """Engine to front end: the result of a `Call`.
 
     Attributes:
         number: the call's.
@@ -191,12 +191,12 @@ _METRICS = {kind.__name__: kind for kind in (Counter, Gauge, Histogram)}
 
 
 def metrics_to_message(metrics: Iterable[Metric]) -> list[list[Any]]:
-    """Plain values that `metrics_from_message` makes the same of."""
+    """Plain values from which `metrics_from_message` restores the metrics."""
     return [[type(each).__name__, dataclasses.asdict(each)] for each in metrics]
 
 
 def metrics_from_message(message: Iterable[Any]) -> list[Metric]:
-    """The metrics that `metrics_to_message` was given."""
+    """The inverse of `metrics_to_message`."""
     return [_METRICS[name](**fields) for name, fields in message]
 
 
@@ -209,7 +209,7 @@ _to_front_end = msgspec.msgpack.Decoder(ToFrontEnd)
 
 
 def encode(message: ToEngine | ToFrontEnd) -> bytes:
-    """A message as it goes over the socket: its length, then itself."""
+    """Encode a message for the socket: its length, then its content."""
     data = _encoder.encode(message)
     return len(data).to_bytes(_LENGTH_BYTES, "little") + data
 

@@ -1,4 +1,4 @@
-"""`AsyncLLM` for an engine in another process: what a front end serves requests with."""
+"""The counterpart of `AsyncLLM` for an engine in another process, used by front ends."""
 
 import asyncio
 import os
@@ -27,7 +27,7 @@ from jaxinfer.serving.requests.new_request import NewRequest, wanted_outputs
 from jaxinfer.serving.requests.prompts import match_params, split_prompts
 
 LONGEST_SILENCE_S = 30.0
-"""The engine's process answers pings at all times but while it traces a program, for seconds."""
+"""The engine's process always answers pings, except for seconds while it traces a program."""
 
 _REOPEN_EVERY_S = 0.1
 _RETRY_AFTER_S = 5
@@ -125,7 +125,7 @@ class RemoteLLM:
         Returns:
             An iterator of outputs. The last has `finished`; after `abort`, and when a limit of the
             service ends it, its `finish_reason` is "abort", and `error` names the limit. An output
-            has all that is new since the one before, be it of several steps.
+            has everything new since the one before, even if it is of several steps.
 
         Raises:
             TypeError, ValueError: not a prompt, or it can't be run.
@@ -206,7 +206,7 @@ class RemoteLLM:
         await self._call("resume")
 
     async def is_paused(self) -> bool:
-        """True if no step runs, be it by `pause` or by `sleep`."""
+        """True if no step runs, because of `pause` or `sleep`."""
         return await self._call("is_paused")
 
     async def sleep(self, level: int = 1, mode: PauseMode = "abort") -> None:
@@ -216,7 +216,7 @@ class RemoteLLM:
         await self._call("sleep", level, mode)
 
     async def wake_up(self, tags: Sequence[SleepTag] | None = None) -> None:
-        """Bring back what sleeps: see `LLM.wake_up`."""
+        """Restore what was put to sleep: see `LLM.wake_up`."""
         await self._call("wake_up", None if tags is None else list(tags))
 
     async def is_sleeping(self) -> bool:
@@ -224,7 +224,7 @@ class RemoteLLM:
         return await self._call("is_sleeping")
 
     async def start_profile(self, directory: str | os.PathLike[str]) -> None:
-        """Record what the engine's process does, until `stop_profile`."""
+        """Record a profile of the engine's process, until `stop_profile`."""
         await self._call("start_profile", str(directory))
 
     async def stop_profile(self) -> None:
@@ -316,7 +316,7 @@ class RemoteLLM:
                 continue
             self._end_in_engine(row.number, stream.take(row, step.time, scores.get(i, ())))
             if stream.num_undelivered > most and not stream.is_whole:
-                reason = f"its reader left more than {most} tokens untaken"
+                reason = f"its reader left more than {most} tokens unread"
                 self._end_in_engine(row.number, stream.end("abort", reason))
 
     def _expire(self, number: int, limit: float) -> None:
@@ -325,7 +325,7 @@ class RemoteLLM:
         self._end_in_engine(number, stream.end("abort", reason))
 
     def _time_out(self, number: int) -> None:
-        """End a request at the limit that it asked for itself, which is no error."""
+        """End a request at its own time limit, which is not an error."""
         stream = self._streams[number]
         self._end_in_engine(number, stream.end("abort", stop_reason=TIMEOUT))
 

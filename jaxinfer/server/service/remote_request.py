@@ -17,7 +17,7 @@ _NO_SCORES = TokenScores(tokens=None, ok=None)  # pyright: ignore[reportArgument
 
 
 class RemoteRequest:
-    """Makes of an engine's tokens exactly what an engine of this process would have made.
+    """Turns tokens from another process's engine into the outputs that a local engine would give.
 
     Both use `RequestGroup` for text, stop strings and log-probabilities. An exception on the way
     ends this request with the reason "error". Outputs are made when the reader asks, so that a slow
@@ -47,15 +47,15 @@ class RemoteRequest:
         return [c.index for c in self._group.completions if c.finish_reason is None]
 
     def take(self, row: Row, now: float, scores: Sequence[ReceivedScores] = ()) -> list[int]:
-        """Take in what a completion has gained.
+        """Record the next row of a completion.
 
         Args:
-            row: of this request; what comes after a completion's end is dropped.
+            row: of this request; rows after a completion's end are dropped.
             now: the engine's time.
             scores: of its tokens, an item for each step.
 
         Returns:
-            Completions that ended here and that the engine would go on with.
+            Completions that ended here, and that the engine would otherwise go on with.
         """
         completion = self._group.completions[row.index]
         if completion.finish_reason is not None:
@@ -116,7 +116,7 @@ class RemoteRequest:
                 return output
 
     def fail(self, error: str) -> list[int]:
-        """End it because something of its own raised here; the completions that were unfinished."""
+        """End it because its own processing raised here, and return the unfinished completions."""
         unfinished = self.end("error", error)
         for completion in self._group.completions:
             completion.break_off()

@@ -16,7 +16,7 @@ from jaxinfer.serving.requests.token_group import RowScores, ScoreSlice
 
 @dataclasses.dataclass(slots=True)
 class _Block:
-    """Rows of one step with the same number of likeliest tokens; the rest as of `StepScores`."""
+    """Rows of one step with the same number of likeliest tokens; fields as in `StepScores`."""
 
     scores: TokenScores
     num_top: int
@@ -86,7 +86,7 @@ def scores_of_rows(packed: Sequence[StepScores]) -> dict[int, list[ReceivedScore
 
 
 class PromptLogprobs(Sequence[LogprobsAtPosition | None]):
-    """The log-probabilities of a prompt that have come, as a list of them would be.
+    """The log-probabilities of a prompt received so far; behaves like a list of them.
 
     Their dictionaries are made on access, as there may be millions of objects. It becomes a list
     when it is pickled or copied.
@@ -105,7 +105,7 @@ class PromptLogprobs(Sequence[LogprobsAtPosition | None]):
         self._place_in = np.zeros(length, np.int32)
 
     def add(self, start: int, scores: TokenScores) -> None:
-        """Take in the scores of a chunk, whose first token is at `start` and predicts the next."""
+        """Add the scores of a chunk, whose first token is at `start` and predicts the next."""
         places = self._place_in[start + 1 : start + 1 + len(scores.tokens)]
         places[:] = np.arange(len(places))
         self._piece_of[start + 1 : start + 1 + len(scores.tokens)] = len(self._pieces)

@@ -40,7 +40,7 @@ class AccessLog:
 
     Args:
         app: the ASGI application.
-        out: where lines go; None is standard error.
+        out: takes the lines; None is standard error.
         quiet_paths: paths that are not logged while they succeed, such as probes.
     """
 

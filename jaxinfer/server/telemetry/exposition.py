@@ -23,7 +23,7 @@ _HELP = {
     "kv_cache_usage_perc": "Share of the KV blocks that requests hold, 0 to 1.",
     "prefix_cache_queries": "Prompt tokens looked up in the prefix cache.",
     "prefix_cache_hits": "Prompt tokens found there.",
-    "num_preemptions": "Requests that lost their blocks for a time.",
+    "num_preemptions": "Preemptions: requests that lost their blocks and were resumed later.",
     "num_compilations": "Programs compiled since the engine was made.",
     "compile_seconds": "Seconds that steps have waited for compilations.",
     "engine_steps": "Steps of the engine; each step of a multi-step decode counts.",
@@ -39,7 +39,7 @@ _HELP = {
 }
 _HELP |= {spec.name: spec.help for spec in itertools.chain(series.COUNTERS, series.HISTOGRAMS)}
 _OWN = frozenset(counter.name for counter in series.COUNTERS)
-"""Counters of the front ends: tokens and ends that clients were told of."""
+"""Counters of the front ends: tokens and ends of requests as delivered to clients."""
 
 ALL_NAMES = tuple(_HELP)
 """Names of all families that can be shown, without prefix."""
@@ -54,7 +54,7 @@ def engine_metrics(metrics: Iterable[Metric]) -> Iterator[tuple[str, Metric]]:
 
 
 def request_metrics(values: Sequence[float]) -> Iterator[tuple[str, Metric]]:
-    """What front ends count, from the sums over their tables."""
+    """The metrics that front ends count, from the sums over their tables."""
     for counter in series.COUNTERS:
         value = values[counter.offset]
         yield counter.name, Counter(counter.name, value, dict(counter.labels))
@@ -64,7 +64,7 @@ def request_metrics(values: Sequence[float]) -> Iterator[tuple[str, Metric]]:
 
 
 def utilization_metrics(total: Utilization, recent: Utilization) -> Iterator[tuple[str, Metric]]:
-    """How much of the devices' speed steps reach.
+    """Metrics of the share of the devices' speed that steps reach.
 
     Args:
         total: since the engine was made; its floors become counters.

@@ -1,11 +1,11 @@
-"""A value that takes long to read at times, and is then shown as it was last."""
+"""A value that sometimes takes long to read; the last known one is then returned."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
 
 
 class Latest[T]:
-    """Reads a value anew, or has the last one where that takes too long; of one event loop.
+    """Reads a value, or returns the last one if that takes too long; of one event loop.
 
     There is one read at a time, so that callers who come meanwhile leave no more work behind.
 
@@ -24,7 +24,7 @@ class Latest[T]:
         """The value.
 
         Raises:
-            Exception: as the read did.
+            Exception: the read's own.
         """
         if self._reading is None or self._reading.done():
             self._reading = asyncio.create_task(self._read_anew())

@@ -1,8 +1,8 @@
 """A table of numbers that one process changes and others read; in a file for several processes.
 
 Every front end of a server has a file in one directory. A front end that is asked for metrics adds
-up all of them, so it does not matter which one a scrape reaches, and what an ended front end has
-counted stays counted.
+up all of them, so it does not matter which one a scrape reaches, and the counts of a front end that
+has ended remain.
 """
 
 import hashlib
@@ -20,7 +20,7 @@ class NumberTable:
     """A row of float64, all 0 at first, which only this process changes.
 
     Args:
-        size: how many.
+        size: number of entries.
         layout: text that says what each of them means; only tables of the same layout are added up.
         directory: a directory for this server run alone, shared by its front ends; None keeps the
             numbers in memory.

@@ -22,7 +22,7 @@ class HistogramSpec:
 
     Attributes:
         name: as shown, without the prefix.
-        help: the quantity it is of.
+        help: description for Prometheus.
         bounds: upper bounds of the buckets, ascending.
         offset: index of its first number in the table.
     """
@@ -55,8 +55,8 @@ class CounterSpec:
 
     Attributes:
         name: as shown, without the prefix and without "_total".
-        help: what it counts.
-        labels: what tells counters of one name apart.
+        help: description for Prometheus.
+        labels: names and values that distinguish counters of one name.
         offset: its index in the table.
     """
 
@@ -111,4 +111,4 @@ NUM_GENERATED = _histogram("request_generation_tokens", "Tokens of a request's a
 SIZE = _next_offset()
 """Numbers in a table."""
 LAYOUT = repr((COUNTERS, HISTOGRAMS))
-"""Tables of other layouts are of another version."""
+"""Identifies the layout; tables with another layout are from another version."""

@@ -52,7 +52,7 @@ class RequestWatch:
             self._finish(output.metrics, now)
 
     def end(self, reason: FinishReason) -> None:
-        """Note that no more outputs will come; does nothing after the last one."""
+        """Record that no more outputs will come; does nothing after the last one."""
         if not self._is_finished:
             self._is_finished = True
             self._values[series.SUCCESS[reason]] += self._num_completions - len(self._ended)
@@ -98,7 +98,7 @@ class RequestWatch:
 async def watched(
     outputs: AsyncGenerator[RequestOutput], watch: RequestWatch, clock: Callable[[], float]
 ) -> AsyncGenerator[RequestOutput]:
-    """The same outputs, counted; left early, the request counts as aborted.
+    """Yield the outputs and count them; if left early, the request counts as aborted.
 
     Args:
         outputs: as `AsyncLLM.generate` returns them.

@@ -30,7 +30,7 @@ class Telemetry:
         model_name: the label `model_name` of every series.
         prefix: begins every name.
         directory: one for this run of the server, empty at its start; None for a single front end.
-        floors: what steps cost at least; None, where the devices' speeds are unknown, leaves out
+        floors: least times of steps; None, if the devices' speeds are unknown, leaves out
             utilization.
         clock: seconds.
 
@@ -70,7 +70,7 @@ class Telemetry:
     def watch(
         self, outputs: AsyncGenerator[RequestOutput], *, delta: bool
     ) -> AsyncGenerator[RequestOutput]:
-        """The same outputs, counted as they pass; to leave them early counts as an abort.
+        """Yield the outputs and count them; if left early, the request counts as aborted.
 
         Args:
             outputs: of one request, as `AsyncLLM.generate` returns them.

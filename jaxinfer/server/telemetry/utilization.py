@@ -25,12 +25,12 @@ class StepFloors:
     flops_per_s: float
 
     def decode_seconds(self, steps: float, context_tokens: float) -> float:
-        """Seconds to read what decode steps must, `context_tokens` summed over the steps."""
+        """Least seconds of decode steps' reads; `context_tokens` is summed over the steps."""
         read = steps * self.weight_bytes + context_tokens * self.kv_bytes_per_token
         return read / self.bytes_per_s
 
     def prefill_seconds(self, tokens: float, pairs: float) -> float:
-        """Seconds of the operations for prompt tokens that attend to `pairs` tokens in all."""
+        """Least seconds of prefills' operations; tokens attend to `pairs` tokens in all."""
         return (tokens * self.flops_per_token + pairs * self.flops_per_pair) / self.flops_per_s
 
 

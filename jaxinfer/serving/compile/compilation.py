@@ -68,7 +68,7 @@ class CompilationCounter:
             self._listener = None
 
     def _is_heard(self) -> bool:
-        """Whether JAX still tells the listener of events; it has no function that says so."""
+        """True if JAX still calls the listener; JAX has no function for that."""
         before = self._num_calls
         jax.monitoring.record_event_duration_secs(_PROBE_EVENT, 0.0)
         return self._num_calls > before
@@ -85,10 +85,10 @@ class Lowered(Protocol):
     """A program that XLA can compile: `jax.stages.Lowered`, or one that may be found compiled."""
 
     def compile(self, compiler_options: dict[str, Any] | None = None) -> jax.stages.Compiled:
-        """Compile it, or read what was compiled.
+        """Compile it, or read its executable from disk.
 
         Raises:
-            UnreadableExecutableError: that can't be read; it must be lowered anew.
+            UnreadableExecutableError: the entry can't be read; the program must be lowered anew.
         """
         ...
 
@@ -101,11 +101,11 @@ class CompiledPrograms[Key: Hashable](dict[Key, jax.stages.Compiled]):
     Args:
         lower: traces and lowers one key's program, to be compiled with these options.
         options: XLA's options for one key's program.
-        caching: a block inside which what compiles is kept on disk.
+        caching: a context manager inside which compiled programs are kept on disk.
         says_so: write to stderr when a step waits for a program at its first use.
 
     Attributes:
-        seconds_waited: what such waits took.
+        seconds_waited: total time of such waits.
     """
 
     def __init__(
@@ -139,11 +139,11 @@ class CompiledPrograms[Key: Hashable](dict[Key, jax.stages.Compiled]):
         self.seconds_waited += time.perf_counter() - start
 
     def adopt(self, other: "CompiledPrograms[Key]", keys: Iterable[Key]) -> None:
-        """Take over what others have compiled or begun to; they must begin nothing more.
+        """Take over the programs that another has compiled or begun; it must begin nothing more.
 
         Args:
             other: built from the same programs, as far as `keys` go.
-            keys: which programs; keys that they don't know are left out.
+            keys: the programs; keys that `other` doesn't know are left out.
         """
         for key in keys:
             if key in other:
@@ -155,8 +155,8 @@ class CompiledPrograms[Key: Hashable](dict[Key, jax.stages.Compiled]):
     def begin(self, keys: Iterable[Key]) -> None:
         """Lower missing programs one by one on this thread; XLA compiles them meanwhile.
 
-        The caller must be inside `caching` until `compile` has asked for all of it, or nothing of
-        it is kept where JAX does the keeping.
+        The caller must stay inside `caching` until `compile` has returned for all of them;
+        otherwise JAX's cache does not keep them.
         """
         for key in keys:
             if key not in self:
@@ -207,7 +207,7 @@ class CompiledPrograms[Key: Hashable](dict[Key, jax.stages.Compiled]):
                 self.close()
                 raise
             if not self._compiling:
-                self._shut_down(wait=True)  # until the bar has heard of everything
+                self._shut_down(wait=True)  # until the bar is complete
 
     def close(self) -> None:
         """Forget programs still compiling; none begins from here on. May be called again."""

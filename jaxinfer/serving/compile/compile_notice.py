@@ -35,7 +35,7 @@ def compile_notice(count: int, *, enabled: bool, patience_s: float = _PATIENCE_S
 
 
 def _say(text: str) -> None:
-    """The stream is the user's and may be closed, or raise anything; work goes on without it."""
+    """Write a line to stderr, ignoring errors: the user's stream may be closed or broken."""
     with contextlib.suppress(Exception):
         # A terminal may be in the middle of an answer's line, or of a progress bar.
         before = "\n" if sys.stderr.isatty() else ""

@@ -1,4 +1,4 @@
-"""Programs that run operation by operation, for debuggers: nothing is traced or compiled ahead."""
+"""Programs that run operation by operation, for debuggers: nothing is traced or compiled."""
 
 from typing import Any
 
@@ -17,7 +17,7 @@ class EagerProgram:
     donated: each write to the pages copies them.
 
     Args:
-        program: of `Programs` that are eager themselves.
+        program: a program of eager `Programs`.
     """
 
     def __init__(self, program: Program) -> None:
@@ -29,7 +29,7 @@ class EagerProgram:
         return self
 
     def memory_analysis(self) -> None:
-        """None: no compiler has counted what it takes."""
+        """None: nothing was compiled, so there is no analysis."""
 
     def __call__(self, *arguments: Any) -> Any:
         """Run it."""

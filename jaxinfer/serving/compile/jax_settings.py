@@ -1,4 +1,4 @@
-"""JAX's settings in an engine's threads, whatever its caller, such as a trainer, sets elsewhere.
+"""Fixes JAX's settings in an engine's threads, independent of those of its caller (say, a trainer).
 
 JAX has each setting for all threads and for one; an engine's threads have their own, so that none
 of its programs fails, slows down or draws other tokens because of the caller's.
@@ -27,10 +27,10 @@ _WITHOUT_A_PUBLIC_CONTEXT = {
 
 @dataclass(frozen=True)
 class JaxSettings:
-    """What an engine adopts of its caller's settings, for good; the others that matter are fixed.
+    """The settings that an engine adopts from its caller, once; the others that matter are fixed.
 
     Attributes:
-        matmul_precision: JAX's setting `default_matmul_precision`: how exact products are.
+        matmul_precision: JAX's `default_matmul_precision`, the precision of products.
         dtype_promotion: its `numpy_dtype_promotion`, for the caller's functions in a step.
     """
 
@@ -39,17 +39,17 @@ class JaxSettings:
 
     @classmethod
     def here(cls) -> "JaxSettings":
-        """What holds in the calling thread."""
+        """The settings of the calling thread."""
         config = jax.config
         return cls(config.jax_default_matmul_precision, config.jax_numpy_dtype_promotion)
 
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
-        """Have them hold in the calling thread, whatever is set for all threads meanwhile."""
+        """Apply them in the calling thread inside this block, whatever is set for all threads."""
         with contextlib.ExitStack() as stack:
             stack.enter_context(jax.set_mesh(None))
             stack.enter_context(jax.default_device(None))
-            # What a trace comes to.
+            # Settings that change a trace.
             stack.enter_context(jax.enable_x64(False))
             stack.enter_context(jax.numpy_rank_promotion("allow"))
             stack.enter_context(jax.numpy_dtype_promotion(self.dtype_promotion))
@@ -59,14 +59,15 @@ class JaxSettings:
             stack.enter_context(jax.enable_custom_prng(False))
             stack.enter_context(jax.legacy_prng_key("allow"))
             stack.enter_context(jax.remove_size_one_mesh_axis_from_type(False))
-            # What may be done at all.
+            # Settings that forbid operations.
             stack.enter_context(jax.disable_jit(False))
             stack.enter_context(jax.no_tracing(False))
             stack.enter_context(jax.no_execution(False))
             stack.enter_context(jax.transfer_guard("allow"))
             stack.enter_context(jax.array_garbage_collection_guard("allow"))
             stack.enter_context(jax.thread_guard(False))
-            # Checks: masked logits are infinite, and what is not finite is looked for in a step.
+            # Checks: masked logits are infinite, and steps themselves look for values that are not
+            # finite.
             stack.enter_context(jax.debug_nans(False))
             stack.enter_context(jax.debug_infs(False))
             stack.enter_context(jax.debug_key_reuse(False))
@@ -79,11 +80,11 @@ class JaxSettings:
 
 
 def check_matmul_precision(mesh: Mesh, dtype: DTypeLike) -> None:
-    """Raise, before any request, where the devices have no products of the precision that is set.
+    """Check, before any request, that the devices have products of the precision that is set.
 
     Args:
         mesh: the devices.
-        dtype: of what is multiplied.
+        dtype: of the operands.
 
     Raises:
         ValueError: names the setting and the devices.

@@ -29,7 +29,7 @@ def start_lowering(compilation_cache_dir: str | None, *, keeps: bool) -> "Loweri
 
     Args:
         compilation_cache_dir: as in `EngineConfig`.
-        keeps: executables; otherwise JAX does, if anybody.
+        keeps: whether the engine keeps executables itself; otherwise JAX's cache does, if it is on.
     """
     traced = store_directory(compilation_cache_dir, "traced")
     compiled = store_directory(compilation_cache_dir, "compiled")
@@ -40,15 +40,14 @@ def start_lowering(compilation_cache_dir: str | None, *, keeps: bool) -> "Loweri
 
 
 class Lowering:
-    """Lowers programs, unless they are on disk as they were compiled, and notes how long that took.
+    """Lowers programs whose executables are not on disk, and counts the time.
 
-    With a store, a program is always built from what would be read back from disk, also by the
-    process that writes it: so cold and warm starts compile the same, and find the same
-    executables in the compilation cache.
+    With a store, even the process that writes a program builds it from the stored form, so that
+    cold and warm starts compile the same and find the same executables in the compilation cache.
 
     Args:
         store: None traces everything anew.
-        executables: None leaves it to JAX what is kept of compiled programs.
+        executables: the store of executables; None leaves keeping them to JAX.
 
     Attributes:
         seconds: spent here so far.
@@ -86,7 +85,7 @@ class Lowering:
             self._workers.prepare()
 
     def trace(self, programs: Programs, keys: Sequence[ProgramKey]) -> None:
-        """Have worker processes, if `prepare` has started some, trace missing programs; don't wait.
+        """Let worker processes, if `prepare` has started some, trace missing programs; don't wait.
 
         Args:
             programs: the engine's.
@@ -96,7 +95,7 @@ class Lowering:
             self._hand_over(programs, self._missing(programs, keys))
 
     def as_ready(self, programs: Programs, keys: Sequence[ProgramKey]) -> Iterator[ProgramKey]:
-        """Have worker processes trace programs that are slow to trace and missing from the store.
+        """Let worker processes trace programs that are slow to trace and missing from the store.
 
         Call `close` when all is lowered.
 
@@ -118,7 +117,7 @@ class Lowering:
                 yield wanted.pop(identity)
 
     def _missing(self, programs: Programs, keys: Sequence[ProgramKey]) -> dict[ProgramKey, str]:
-        """What workers should trace, and what each is saved under."""
+        """The programs that workers should trace, each with the identity it is saved under."""
         if self._store is None:
             return {}
         identities = {
@@ -145,7 +144,7 @@ class Lowering:
         Args:
             programs: the engine's.
             key: one of them.
-            options: of XLA, for this program.
+            options: XLA's options for this program.
         """
         start = time.perf_counter()
         try:
@@ -202,14 +201,14 @@ class Lowering:
 
 
 def _is_for_workers(programs: Programs, key: ProgramKey) -> bool:
-    """Whether other processes can trace a program, where programs take long to trace."""
+    """True if a program is slow to trace and worker processes can trace it."""
     if programs.context.kernels.backend != "mosaic" or _runs_user_code(programs, key):
         return False
     return kind_of(key).is_slow_to_trace
 
 
 def _platform(programs: Programs) -> str:
-    """What to lower for. JAX calls every GPU "gpu", but lowers for a maker's."""
+    """The platform to lower for: JAX calls every GPU "gpu", but lowers for a vendor's."""
     device = programs.context.mesh.devices.flat[0]
     return device.platform if device.platform != "gpu" else jax.export.default_export_platform()
 
@@ -225,13 +224,13 @@ def _identity(programs: Programs, key: ProgramKey, program: Program) -> str:
 
 
 def _describe(device: Any) -> tuple[Any, ...]:
-    """What kernels are chosen by; which of several equal devices it is does not matter."""
+    """The properties of a device that kernels are chosen by, the same for equal devices."""
     names = ("platform", "device_kind", "compute_capability", "core_count")
     return tuple(str(getattr(device, name, None)) for name in names)
 
 
 def _runs_user_code(programs: Programs, key: ProgramKey) -> bool:
-    """Whether the program holds a caller's function, of which nothing tells when it changes."""
+    """True if the program contains a user's function, whose changes can't be detected."""
     context = programs.context
     custom = context.logits_processor is not None or context.sampler is not None
     return custom and kind_of(key).runs_user_code

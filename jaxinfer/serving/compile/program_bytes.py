@@ -4,7 +4,7 @@ import jax
 
 
 def program_bytes(program: jax.stages.Compiled) -> int:
-    """Device memory that a program needs beyond its arguments, on each device; 0 if untold."""
+    """Device memory that a program needs beyond its arguments, on each device; 0 if unknown."""
     analysis = program.memory_analysis()
     if analysis is None:
         return 0

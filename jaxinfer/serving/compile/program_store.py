@@ -1,7 +1,7 @@
 """Traced programs on disk: a process that finds its own there does not trace them again.
 
-Tracing holds Python's global lock, a second or so for each program with kernels in it, and JAX's
-compilation cache, which keeps only compiled programs, does not spare it. Entries are `jax.export`'s
+Tracing holds Python's global lock, about a second for each program with kernels, and JAX's
+compilation cache, which keeps only compiled programs, does not avoid it. Entries are `jax.export`'s
 portable StableHLO, which is data: reading it runs nothing.
 """
 
@@ -23,19 +23,19 @@ from jaxinfer.serving.sampling.layout import LogitEdits, SamplingArrays, SlotSta
 
 _PACKAGE = Path(__file__).parents[2]
 
-# Whose version decides what tracing and compiling yield, beside this package's own source.
+# Packages whose versions affect tracing and compiling, beside this package's own source.
 _DISTRIBUTIONS = (
     *("jax", "jaxlib", "jax-triton", "triton"),
     *("jax-cuda12-plugin", "jax-cuda12-pjrt", "jax-cuda13-plugin", "jax-cuda13-pjrt"),
 )
 
-# Their serialized form is of one version of JAX and Triton; so is an entry of the store.
+# Their serialized form depends on the versions of JAX and Triton, as does an entry's identity.
 _KERNEL_CALLS = (
     *("jaxinfer_paged_decode_attention", "jaxinfer_paged_decode_attention_int8"),
     *("mosaic_gpu_v2", "triton_kernel_call"),
 )
 
-# What JAX tells its user; no program depends on it.
+# JAX's messages to its user; no program depends on them.
 _TOLD = (
     *("jax_log_compiles", "jax_logging_level", "jax_debug_log_modules"),
     *("jax_pprint_use_color", "jax_traceback_filtering"),
@@ -51,7 +51,7 @@ for _kind in (Pages, SamplingArrays, SlotState, LogitEdits):
 class ProgramStore:
     """A directory of traced programs, each under a digest of everything that it depends on.
 
-    What holds of its entries, and of errors of the disk, is said of `Entries`.
+    See `Entries` for valid entries and disk errors.
 
     Args:
         directory: made when first written to.
@@ -62,7 +62,7 @@ class ProgramStore:
         self._entries = Entries(self.directory, "jaxinfer program 1", ".stablehlo")
 
     def holds(self, identity: str) -> bool:
-        """Whether there is an entry, sound or not."""
+        """True if there is an entry, valid or not."""
         return self._entries.holds(identity)
 
     def load(self, identity: str) -> jax.export.Exported | None:
@@ -71,11 +71,11 @@ class ProgramStore:
             return None
         try:
             return jax.export.deserialize(bytearray(data))
-        except Exception:  # a sound entry that this JAX can't read after all
+        except Exception:  # a valid entry that this JAX can't read after all
             return None
 
     def save(self, identity: str, program: jax.export.Exported) -> None:
-        """Keep a program; the file is there whole or not at all."""
+        """Save a program atomically."""
         self._entries.write(identity, bytes(program.serialize()))
 
 
@@ -98,10 +98,10 @@ def export_function(jitted: Any, arguments: Sequence[Any], platform: str) -> jax
 
 
 def identity_of(*parts: object) -> str:
-    """A digest of `parts`, this source, JAX's versions and its settings: all that tracing reads.
+    """A digest of everything that tracing reads: `parts`, this source, versions, JAX's settings.
 
     Args:
-        parts: whose ``repr`` tells them apart and is the same in every process.
+        parts: values whose ``repr`` distinguishes them and is the same in every process.
     """
     text = "\n".join(map(repr, (*parts, _environment(), _settings())))
     return hashlib.sha256(text.encode()).hexdigest()
@@ -119,7 +119,7 @@ def _environment() -> tuple[object, ...]:
 
 
 def _source_digest() -> str:
-    """A digest of all Python files of this package: an edited kernel must not come from disk."""
+    """A digest of all Python files of this package, so that an edited kernel is traced anew."""
     total = hashlib.sha256()
     for path in _sources():
         total.update(str(path.relative_to(_PACKAGE)).encode() + b"\0")

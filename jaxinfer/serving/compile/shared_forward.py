@@ -2,7 +2,7 @@
 
 A decode step and the programs of it with its sampler, one for each way of sampling, have the same
 kernels, and lowering them is most of tracing. Here they are lowered into one module, which each
-program then calls. XLA inlines the call, so what it compiles is the same.
+program then calls. XLA inlines the call, so it compiles the same program.
 """
 
 from collections.abc import Hashable, Mapping
@@ -38,7 +38,7 @@ class SharedForward:
         *,
         context: StepContext,
     ) -> tuple[KVCache, Float[Array, "B E"], Int32[Array, " B"]]:
-        """As `feed_last_tokens`; several devices, whose sums need their mesh, share nothing."""
+        """Call `feed_last_tokens`; nothing is shared on several devices, whose sums need a mesh."""
         if context.axis is not None:
             return feed_last_tokens(params, kv, batch, last_tokens, peers, context=context)
         arguments = (params, kv, batch, last_tokens)

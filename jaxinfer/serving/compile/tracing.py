@@ -1,4 +1,4 @@
-"""Hands the tracing of many programs to worker processes, and tells which of them are done."""
+"""Distributes the tracing of many programs over worker processes, and reports finished ones."""
 
 import contextlib
 import os
@@ -34,8 +34,8 @@ class TracingWorkers:
         self._store = store
         self._processes: list[subprocess.Popen[str]] = []
         self._owed: dict[int, list[str]] = {}  # by process, the programs it has not yet traced
-        # The identity of what a process has traced, or "" at the end of its output; of no process,
-        # that of programs that are not traced.
+        # The identity of each program that a process has traced, or "" at the end of its output;
+        # without a process, the identities of programs that are not traced.
         self._news: queue.SimpleQueue[tuple[int | None, str]] = queue.SimpleQueue()
         self._directory = tempfile.TemporaryDirectory(prefix="jaxinfer-tracing-")
         self._num_tasks = 0
@@ -48,10 +48,10 @@ class TracingWorkers:
         """Begin to trace; returns at once. Programs with the same kernels go to the same process.
 
         Args:
-            programs: of an engine without custom functions.
-            work: what each key's program is saved under, the first wanted first.
-                Programs begun before are not begun again.
-            platform: what to lower for, as `jax.export` names it.
+            programs: the programs of an engine without custom functions.
+            work: the identity that each key's program is saved under, in order of need. Programs
+                begun before are not begun again.
+            platform: the platform to lower for, as `jax.export` names it.
         """
         begun = {identity for owed in self._owed.values() for identity in owed}
         work = {key: identity for key, identity in work.items() if identity not in begun}
@@ -72,10 +72,10 @@ class TracingWorkers:
                 )
 
     def next_traced(self) -> str:
-        """Wait until a program that was begun is in the store, or can't come; return its identity.
+        """Wait until a program that was begun is in the store, or has failed; return its identity.
 
-        It will not come where its process has ended, and where there was too little to start one
-        for. To be called at most as often as programs were begun.
+        It fails if its process has ended, or if there was too little work to start one. To be
+        called at most once for each program that was begun.
         """
         while True:
             pid, identity = self._news.get()
@@ -91,7 +91,7 @@ class TracingWorkers:
         """End the processes; may be called again."""
         for process in self._processes:
             process.kill()
-            with contextlib.suppress(BrokenPipeError):  # what a dead one never read
+            with contextlib.suppress(BrokenPipeError):  # tasks that an ended process never read
                 if process.stdin is not None:
                     process.stdin.close()
             process.wait()
@@ -113,12 +113,12 @@ class TracingWorkers:
         self._news.put((process.pid, ""))
 
     def _send(self, process: "subprocess.Popen[str]", task: Task) -> None:
-        # The task lies in a file, of which the pipe takes the name: so the sender does not wait
+        # The task is in a file, and only its name is sent by the pipe: so the sender does not wait
         # until the other process has come to read.
         self._num_tasks += 1
         path = Path(self._directory.name) / f"{self._num_tasks}.task"
         path.write_bytes(pickle.dumps(task))
-        # One that has died already is found out by the end of its output.
+        # A process that has ended already is noticed by the end of its output.
         with contextlib.suppress(BrokenPipeError):
             print(path, file=process.stdin, flush=True)
 
@@ -137,7 +137,7 @@ def _groups(keys: Sequence[ProgramKey]) -> list[list[ProgramKey]]:
 
 
 def _shares(groups: Sequence[list[ProgramKey]], count: int) -> list[list[ProgramKey]]:
-    """Each group to the process with the least work; its first program costs as much as three."""
+    """Assign each group to the least busy process; its first program costs as much as three."""
     shares: list[list[ProgramKey]] = [[] for _ in range(count)]
     costs = [0] * count
     for group in groups:

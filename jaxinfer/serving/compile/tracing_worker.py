@@ -3,7 +3,7 @@
 Tracing holds Python's global lock, so threads can't share it; processes can. Each line on stdin
 names a file that holds a pickled `Task`, written by the engine's process into a directory of its
 own. The store receives the programs, and each is named on stdout as soon as it is there. An error
-ends the process: the engine sees the end of its output and traces the missing programs itself.
+ends the process; the engine then sees the end of its output and traces the missing programs itself.
 """
 
 import pickle
@@ -33,10 +33,10 @@ class Task:
         params: as `Programs` has them, on that mesh.
         num_blocks: of `Programs`.
         num_slots: of `Programs`.
-        work: what each program is saved under.
-        directory: of the store.
-        platform: what to lower for, as `jax.export` names it.
-        settings: of JAX, by name.
+        work: the identity that each program is saved under.
+        directory: the store's directory.
+        platform: the platform to lower for, as `jax.export` names it.
+        settings: JAX's settings, by name.
     """
 
     context: Mapping[str, Any]
@@ -55,10 +55,10 @@ def make_task(
     """A task for a worker, with JAX's settings as they are here.
 
     Args:
-        programs: of an engine without custom functions.
-        work: programs of any kind, and what each is saved under.
-        store: where.
-        platform: what to lower for, as `jax.export` names it.
+        programs: the programs of an engine without custom functions.
+        work: programs of any kind, with the identities they are saved under.
+        store: the store.
+        platform: the platform to lower for, as `jax.export` names it.
     """
     mesh = programs.context.mesh
     abstract: Any = AbstractMesh(

@@ -21,14 +21,14 @@ def warm_up(
     *,
     watching: Callable[[ProgramKey], AbstractContextManager[object]],
 ) -> Resident:
-    """Run the programs that answers wait for on padding, each to its end.
+    """Run the programs that answers will wait for once on padding, each to its end.
 
     Args:
         programs: the engine's.
-        keys: which programs.
+        keys: the programs.
         call: ``call(key, *arguments)`` runs a compiled program.
         resident: all but the parameters are donated.
-        watching: a block within which one program's runs end.
+        watching: a context manager inside which one program runs to its end.
 
     Returns:
         The same with the programs' results.

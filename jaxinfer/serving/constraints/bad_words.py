@@ -9,7 +9,7 @@ class BadWords:
     """Phrases that an answer must not contain.
 
     Args:
-        phrases: token ids of each; those of one token are banned in the slot for good.
+        phrases: token ids of each; phrases of one token are banned permanently in the slot.
     """
 
     starts_at = 0
@@ -18,7 +18,7 @@ class BadWords:
         self._phrases = [phrase for phrase in phrases if len(phrase) > 1]
 
     def after(self, token_ids: Sequence[int]) -> NextToken:
-        """The tokens that would complete a phrase are banned."""
+        """Ban the tokens that would complete a phrase."""
         banned = frozenset(
             last for *first, last in self._phrases if list(token_ids[-len(first) :]) == first
         )

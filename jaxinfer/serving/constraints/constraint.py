@@ -16,20 +16,20 @@ if TYPE_CHECKING:
 
 
 class TokenEdits(NamedTuple):
-    """Edits of the next token's logits: tokens that must not come, and the one that must."""
+    """Edits of the next token's logits: forbidden tokens, or the only allowed one."""
 
     banned: frozenset[int] = frozenset()
     required: int | None = None
 
 
 class MaskSource(Protocol):
-    """Computes which tokens may come next: bits of int32 ``[num_words]``."""
+    """Computes the mask of allowed next tokens: bits of int32 ``[num_words]``."""
 
     num_words: int
 
     @property
     def state(self) -> Any:
-        """What `fill_masks` takes; None if `finish_mask` writes all of the mask."""
+        """The input of `fill_masks`; None if `finish_mask` writes the whole mask."""
 
     @staticmethod
     def fill_masks(states: Sequence[tuple[Any, int]], allowed: "np.ndarray") -> None:
@@ -40,12 +40,12 @@ class MaskSource(Protocol):
 
 
 class NextToken(NamedTuple):
-    """What constraints say of a request's next token.
+    """The restrictions on a request's next token.
 
     Attributes:
         edits: of its logits.
-        forced: tokens that must come next, one after the other, and need no sampling.
-        mask: computes the tokens that may come next; None leaves the slot's mask as it is.
+        forced: the next tokens, in order, if they are determined and need no sampling.
+        mask: computes the allowed next tokens; None leaves the slot's mask as it is.
     """
 
     edits: TokenEdits = TokenEdits()
@@ -57,14 +57,14 @@ class Constraint(Protocol):
     """Restricts the tokens of one request by the tokens before them.
 
     Attributes:
-        starts_at: number of the first output that is drawn only once the host has read all outputs
-            before it; so are all that follow.
+        starts_at: index of the first output that is sampled only once the host has read all outputs
+            before it, like all later ones.
     """
 
     starts_at: int
 
     def after(self, token_ids: Sequence[int]) -> NextToken:
-        """What follows all outputs so far, which only grow; raises if the request can't go on."""
+        """The restrictions after all outputs so far; raises if the request can't go on."""
         ...
 
 
@@ -77,10 +77,11 @@ class ConstraintSource(Protocol):
         """A new request's constraint, or None; compiles what `start_all` has not.
 
         Args:
-            params: of the request.
+            params: the request's sampling parameters.
             prompt: its `pack_ids`, which may have opened the thinking.
-            stage: where the prompt ends; None for what its tokens say.
-            calls: tool calls are read from the answer, so that one may end its thinking.
+            stage: the thinking's stage at the prompt's end; None derives it from the prompt's
+                tokens.
+            calls: tool calls are parsed from the answer, so that one may end its thinking.
 
         Raises:
             ValueError: the parameters can't be followed; one line that names the field.
@@ -88,7 +89,7 @@ class ConstraintSource(Protocol):
         """
 
     def start_all(self, requests: Iterable[SamplingParams]) -> Future[None] | None:
-        """Have what `make` needs compiled by other threads; None if all is there.
+        """Compile in other threads what `make` will need; None if nothing is missing.
 
         The result is done when all is compiled, or has the error of the first that fails.
         """

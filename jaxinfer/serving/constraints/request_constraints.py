@@ -26,7 +26,7 @@ class RequestConstraints:
         tokenizer: of the model; None refuses requests that need a constraint.
         vocab_size: V.
         eos_token_ids: tokens that end an answer.
-        grammars: compiles grammars; by default made of the other arguments.
+        grammars: compiles grammars; made from the other arguments by default.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class RequestConstraints:
     def make(
         self, params: SamplingParams, prompt: bytes, stage: ThinkingStage | None, *, calls: bool
     ) -> Constraint | None:
-        """See `ConstraintSource.make`."""
+        """Make a new request's constraint, or None; see `ConstraintSource.make`."""
         parts: list[Constraint] = []
         if (given := params.structured_outputs) is not None:
             if self._grammars is None:
@@ -68,19 +68,19 @@ class RequestConstraints:
         return _Several(parts) if len(parts) > 1 else parts[0] if parts else None
 
     def start_all(self, requests: Iterable[SamplingParams]) -> Future[None] | None:
-        """See `ConstraintSource.start_all`: grammars are what is compiled."""
+        """Compile the requests' grammars in other threads; see `ConstraintSource.start_all`."""
         given = [params.structured_outputs for params in requests]
         return None if self._grammars is None else self._grammars.start_all(given)
 
     def close(self) -> None:
-        """End the threads when they have done what they were given; safe to repeat."""
+        """End the threads once their work is done; safe to repeat."""
         if self._grammars is not None:
             self._grammars.close()
 
     def _thinking(
         self, field: str, prompt: bytes, stage: ThinkingStage | None
     ) -> tuple[ThinkingTokens, ThinkingStage]:
-        """The tokens of the model's thinking, and where a prompt ends."""
+        """The tokens of the model's thinking, and its stage at a prompt's end."""
         if (tokens := self._tokens) is None:
             raise ValueError(f"{field}: {NO_THINKING}")
         if stage is None:

@@ -1,4 +1,4 @@
-"""Enforces a request's thinking budget: the tokens that end its thinking when it is spent."""
+"""Enforces a request's thinking budget by forcing the end of its thinking once it is spent."""
 
 from collections.abc import Sequence
 
@@ -8,11 +8,11 @@ from jaxinfer.structured_outputs import ThinkingStage
 
 
 class ThinkingBudget:
-    """Counts from the tokens alone, so that preemption and cached prefixes change nothing.
+    """Limits thinking tokens, counting tokens alone, so that preemption changes nothing.
 
     Args:
-        budget: most tokens between `<think>` and what ends it; at least 0.
-        tokens: of the model.
+        budget: most tokens between `<think>` and the end of the thinking; at least 0.
+        tokens: the model's tokens around thinking.
         stage: of the prompt's end; if it is "open", every output token counts.
         calls: see `Thinking`.
     """
@@ -27,7 +27,7 @@ class ThinkingBudget:
         self._end: int | None = None
 
     def after(self, token_ids: Sequence[int]) -> NextToken:
-        """Once the budget is spent, the tokens that end the thinking are required."""
+        """Require the tokens that end the thinking once the budget is spent."""
         if self._end is None:
             self._follow(token_ids)
         num_after = 0 if self._end is None else len(token_ids) - self._end

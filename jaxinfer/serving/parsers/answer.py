@@ -15,7 +15,7 @@ class ToolCall:
     """One call of an answer.
 
     Attributes:
-        name: of the function.
+        name: the function's name.
         arguments: JSON text; cut where the answer was cut.
         id: unique; not compared.
     """
@@ -31,8 +31,8 @@ class ParsedAnswer:
 
     Attributes:
         reasoning: empty if there is none.
-        content: likewise.
-        tool_calls: in order.
+        content: empty if there is none.
+        tool_calls: the calls, in order.
     """
 
     reasoning: str = ""
@@ -70,12 +70,12 @@ class AnswerParser:
 
     @property
     def reasoning_state(self) -> ReasoningState:
-        """What of the reasoning is still to come; "over" where none is read."""
+        """The reasoning's state: the part still to come; "over" if no reasoning is parsed."""
         return "over" if self._reasoning is None else self._reasoning.state
 
     @property
     def is_in_content(self) -> bool:
-        """Whether more text would be content, unless it begins a call."""
+        """True if more text would be content, unless it begins a call."""
         return self.reasoning_state == "over" and (self._tools is None or self._tools.is_in_content)
 
     def feed(self, text: str, state: ReasoningState | None = None) -> list[Piece]:
@@ -83,8 +83,8 @@ class AnswerParser:
 
         Args:
             text: the next part.
-            state: of the reasoning, where tokens say it, so that no tag of it is in any part; see
-                `Qwen3ReasoningParser.feed_at`. None: tags in the text say it.
+            state: the reasoning's state, if tokens decide it and the text has no tags of it; see
+                `Qwen3ReasoningParser.feed_at`. None: tags in the text decide.
         """
         if self._reasoning is None:
             return self._wanted(_fed(self._tools, text))
@@ -113,7 +113,7 @@ class AnswerParser:
 
 
 def parse_answer(text: str, **options: Any) -> ParsedAnswer:
-    """Split a whole answer, as that of `LLM.chat`.
+    """Split a whole answer, such as one of `LLM.chat`.
 
     Args:
         text: the answer.

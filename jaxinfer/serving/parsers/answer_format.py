@@ -1,4 +1,4 @@
-"""The format in which a request's answer is read: its parsers, and where its prompt ends."""
+"""The format for parsing a request's answer: its parsers, and the state at its prompt's end."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -9,14 +9,14 @@ from jaxinfer.structured_outputs import ThinkingStage
 
 @dataclass(frozen=True, kw_only=True)
 class AnswerFormat:
-    """What a request says of its answer's parts; plain values, as it travels with the request.
+    """A request's settings for parsing its answer; plain values, sent with the request.
 
     Attributes:
         reasoning: name of a reasoning parser; None leaves reasoning in the content.
         tools: name of a tool parser; None leaves calls in the content.
         schemas: the request's tools.
         parallel: pass on more than the first call.
-        stage: of the prompt's end.
+        stage: the thinking's stage at the prompt's end.
         tags_are_tokens: the model has tokens for the tags around its reasoning, and only these are
             tags.
     """
@@ -30,9 +30,9 @@ class AnswerFormat:
 
     @property
     def has_calls(self) -> bool:
-        """Whether calls are read, so that the tag of one ends thinking that is open."""
+        """True if calls are parsed, so that the tag of one ends open thinking."""
         return self.tools is not None
 
     def without_schemas(self) -> "AnswerFormat":
-        """What of it an engine needs that makes no text."""
+        """The fields that an engine needs which makes no text."""
         return replace(self, schemas=())

@@ -1,4 +1,4 @@
-"""The grammar of a call in Qwen3-Coder's format: a tag for each argument, texts without quotes."""
+"""The grammar of calls in Qwen3-Coder's format: a tag for each argument, texts without quotes."""
 
 import json
 import math
@@ -17,7 +17,7 @@ _TAGS = r"(?s:.*)(</(parameter|function|tool_call)>|<(parameter|function)=)(?s:.
 _FREE = f"free[lazy]: (/(?s:.*)/ & ~{regex(_TAGS)}) {_END}"
 _WORDS = {"null": ("null", "None"), "boolean": ("true", "false", "True", "False")}
 _BEGINS = {"integer": "-?[0-9]", "number": "-?[0-9]", "array": r"\[", "object": r"\{"}
-"""How texts begin that may be values of other types, where the schema admits these too."""
+"""Beginnings of texts that would be read as other types, if the schema admits these too."""
 
 _OF_ALL = ("anyOf", "oneOf", "patternProperties", "enum", "const")
 _MOST_CHARS = 1 << 20
@@ -35,7 +35,7 @@ def coder_call(
         index: of the function.
         function: as in a tool; the keywords of its schema can be enforced.
         end_of_call: the tag as the grammar writes it.
-        write_json: writes the values that are no texts.
+        write_json: writes the values that are not texts.
 
     Raises:
         ValueError: the schema can't be enforced in this format; one line that begins with its name.
@@ -71,7 +71,7 @@ def _tag(name: str, argument: str | None) -> str:
 
 
 def _arguments(name: str, schema: FunctionSchema) -> Iterator[tuple[str, str | None, Any]]:
-    """How often each argument is there, its name, and its schema; no name for all others."""
+    """Each argument's repetition, name and schema; the name None stands for all others."""
     _check_whole(name, schema)
     for argument, declared in schema.properties.items():
         if declared is not False:
@@ -87,7 +87,7 @@ def _arguments(name: str, schema: FunctionSchema) -> Iterator[tuple[str, str | N
 
 
 def _check_whole(name: str, schema: FunctionSchema) -> None:
-    """Refuse what arguments that are written one by one can't follow."""
+    """Refuse schemas that arguments written one by one can't follow."""
     refused = [keyword for whole in schema.wholes for keyword in _OF_ALL if keyword in whole]
     for whole in schema.wholes:
         least, most = whole.get("minProperties", 0), whole.get("maxProperties", math.inf)
@@ -138,7 +138,7 @@ def _value(
 
 
 def _json_schema(declared: Any, kinds: Collection[str], schema: FunctionSchema) -> dict[str, Any]:
-    """A schema of an argument that is complete in itself, and admits no texts."""
+    """A self-contained schema of an argument, which admits no texts."""
     numbers: dict[str, int] = {}
     definitions: dict[str, Any] = {}
     whole = _closed(declared, schema, numbers)
@@ -154,7 +154,7 @@ def _json_schema(declared: Any, kinds: Collection[str], schema: FunctionSchema) 
 
 
 def _closed(part: Any, schema: FunctionSchema, numbers: dict[str, int]) -> Any:
-    """A copy that refers to numbered definitions, which are noted."""
+    """A copy whose references are numbered definitions; the numbers are added to `numbers`."""
     if not isinstance(part, Mapping):
         return part
     whole = dict(part)

@@ -43,13 +43,14 @@ def tool_grammar(
         choice: "auto" for text in which calls may be, "required" for at least one call, or
             the name of the function that must be called.
         parser: name of the tool parser, which decides the form.
-        reasoning: what of the answer's reasoning is still to come.
+        reasoning: the state of the answer's reasoning: the part still to come.
         parallel: several calls may follow each other; never where a function is named.
         strict: names of the functions whose arguments follow their schema where `choice` is "auto";
             otherwise all do.
         tokens: the `TAGS` that are tokens of their own; llguidance takes them for special
             ones, which no text matches.
-        alone: the answer is calls and nothing else; with "auto", for a grammar beside another.
+        alone: the answer consists of calls only; with "auto", for a grammar that is an alternative
+            of another.
 
     Raises:
         ValueError: `choice` names none of the tools, or a schema that arguments must follow has a
@@ -113,7 +114,7 @@ def _hermes_call(function: Mapping[str, Any], tag: _Tag) -> str:
 
 
 def _name(function: Mapping[str, Any]) -> str:
-    """What errors call a function's schema."""
+    """The name of a function's schema in errors."""
     return f"parameters of {function['name']!r}"
 
 

@@ -5,7 +5,7 @@ class HeldBack:
     """Passes text on, but holds white space at its end until something else follows.
 
     Args:
-        chars: what counts as white space, as for `str.strip`; None for all of it.
+        chars: the characters that count as white space, as for `str.strip`; None for all of it.
         drops_start: leave out the white space that the text begins with.
     """
 
@@ -37,7 +37,7 @@ class HeldBack:
 
 
 def partial_tag(text: str, start: int, tags: tuple[str, ...]) -> int:
-    """Where a tag may begin that is not complete yet; the text's length if none does.
+    """The position of a tag that may be incomplete; the text's length if there is none.
 
     Args:
         text: has no complete tag from `start` on.
@@ -56,7 +56,7 @@ _MARK = "\ud800"
 
 
 class LetterTags:
-    """Hides tags that are spelled in letters from parsers, which look for them in text.
+    """Hides tags that are written out in characters from parsers, which look for them in text.
 
     Args:
         tags: each begins with "<", which is nowhere else in it.
@@ -84,5 +84,5 @@ class LetterTags:
 
 
 def shown(text: str) -> str:
-    """What a parser has made of a text, with its hidden tags as they were."""
+    """A parser's text with its hidden tags restored."""
     return text.replace(_MARK, "<")

@@ -3,9 +3,9 @@
 The closing tag ends a call wherever it stands, in a string too, as in vLLM. A call is taken once
 its name and the bracket of its arguments are there; from then on its arguments are passed on as
 they come, well-formed or not, because a stream can't take them back; only commas before a bracket
-and line breaks within strings are mended. A block may hold several calls, also as a list; a call
-may be written otherwise: `parameters` for `arguments`, these as a JSON text, an object `function`
-around both. It is then read once it is whole. What is malformed before that is content.
+and line breaks within strings are repaired. A block may hold several calls, also as a list; a call
+may have variations: `parameters` for `arguments`, these as a JSON text, or an object `function`
+around both. Such a call is parsed once it is whole. A malformed block is content.
 """
 
 import json
@@ -27,7 +27,7 @@ from jaxinfer.serving.parsers.tool_parser import MAX_BLOCKS, ToolParser
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 
 _MOST_HEAD_CHARS = 1024
-_MOST_PART_CHARS = 1 << 14  # of which a call that ends early leaves the rest to be searched again
+_MOST_PART_CHARS = 1 << 14  # the rest of which is searched again after a call that ends early
 _HEAD = re.compile(
     r'\s*+(?:\[\s*+)?\{\s*+"name"\s*+:\s*+"([^"\\\x00-\x1f]++)"\s*+,\s*+"arguments"\s*+:\s*+(?=\{)'
 )
@@ -50,7 +50,7 @@ class HermesToolParser(ToolParser):
         self._end = ObjectEnd()
 
     def finish(self) -> Sequence[Piece]:
-        """See `ToolParser`."""
+        """The rest, at the end of the text; see `ToolParser.finish`."""
         self._pieces = []
         held = self._held
         if self._state == self._content:
@@ -97,7 +97,7 @@ class HermesToolParser(ToolParser):
         return start
 
     def _whole(self, text: str, start: int) -> int | None:
-        """A block that can only be judged as a whole: its name comes last, or it is malformed."""
+        """A block that can only be parsed as a whole: its name comes last, or it is malformed."""
         tag = _TAG.search(text, start)
         if tag is None:
             ready = partial_tag(text, start, (OPEN, CLOSE))
@@ -169,7 +169,7 @@ class HermesToolParser(ToolParser):
             self._add_arguments(arguments)
 
     def _add_part(self, part: str) -> tuple[int, bool] | None:
-        """Pass on what belongs to the arguments; where they are over, see `ObjectEnd.find`."""
+        """Pass on a part of the arguments; returns their end, as `ObjectEnd.find`."""
         in_string = self._end.in_string
         over = self._end.find(part, OPEN)
         given = mended(part if over is None else part[: over[0]], in_string=in_string)
@@ -190,7 +190,7 @@ def _read_calls(block: str) -> list[tuple[str, str]]:
                 members, _ = object_members(members["function"].text)
             calls.append(_read_call(members))
     except (KeyError, TypeError, ValueError, RecursionError):
-        pass  # what follows the last call is ignored
+        pass  # text after the last call is ignored
     return calls
 
 
@@ -209,7 +209,7 @@ def _read_call(members: Mapping[str, Member]) -> tuple[str, str]:
 
 
 def _object_in(text: str) -> str | None:
-    """The JSON object that a text is; None if it is none."""
+    """The text if it is a JSON object, else None."""
     try:
         return text.strip() if isinstance(json.loads(text), dict) else None
     except ValueError:

@@ -1,6 +1,6 @@
 """Finds a JSON object's end in a text that comes in parts, and the members of a whole object.
 
-What models write almost as JSON is mended.
+Common mistakes of models in JSON are repaired.
 """
 
 import json
@@ -22,7 +22,7 @@ _ESCAPES = np.array(
     ],
     np.uint32,
 )
-"""JSON's escapes of control characters, zeros behind them, ``[32, 6]``."""
+"""JSON's escapes of control characters, padded with zeros, ``[32, 6]``."""
 
 _MOST_MEMBERS = 64
 _OPENING = re.compile(r"[ \t\n\r]*+\{[ \t\n\r]*+")
@@ -36,7 +36,7 @@ class Member(NamedTuple):
 
     Attributes:
         value: as Python has it.
-        text: as it is written.
+        text: its JSON, as written.
     """
 
     value: Any
@@ -44,14 +44,14 @@ class Member(NamedTuple):
 
 
 def object_members(text: str, start: int = 0) -> tuple[dict[str, Member], int]:
-    """The members of a JSON object, by name, the last one of each name; and where the object ends.
+    """The members of a JSON object, by name (the last of each name), and the position of its end.
 
     Args:
         text: it may go on behind the object.
-        start: where the object begins.
+        start: the index of the object's begin.
 
     Raises:
-        ValueError: there is something else, or the object is empty or has more than 64 members.
+        ValueError: it is not an object, or is empty or has more than 64 members.
         RecursionError: brackets are nested too deeply.
     """
     members: dict[str, Member] = {}
@@ -91,14 +91,15 @@ class ObjectEnd:
         self._in_string = False
 
     def find(self, text: str, tag: str) -> tuple[int, bool] | None:
-        """Where the object is over, if it is in `text`; the first text begins with "{" or within.
+        """Find the object's end in `text`; the first text begins with "{" or within the object.
 
         Args:
             text: the next part; it does not end within an escape, see `unescaped_length`.
             tag: that ends the object, too, outside strings.
 
         Returns:
-            The position, and whether it is behind the closing bracket, not at a tag.
+            The position, and True if it is after the closing bracket, False if at a tag; None if
+            there is no end yet.
         """
         at = text.find(tag)
         if at < 0 and not _MARK.search(text):
@@ -120,12 +121,12 @@ class ObjectEnd:
 
     @property
     def in_string(self) -> bool:
-        """Whether what was searched ends within a string."""
+        """True if the text searched so far ends within a string."""
         return self._in_string
 
 
 def mended(text: str, *, in_string: bool = False) -> str:
-    """JSON as it was meant: no commas before a closing bracket, no line breaks within strings.
+    """Repair JSON: drop commas before a closing bracket, escape line breaks within strings.
 
     Args:
         text: it does not end within an escape.
@@ -141,7 +142,7 @@ def mended(text: str, *, in_string: bool = False) -> str:
 
 
 def _escaped(chars: np.ndarray, chosen: np.ndarray) -> np.ndarray:
-    """Characters, uint32 ``[n]``, with JSON's escapes in the places of those that are chosen."""
+    """Characters, uint32 ``[n]``, with the chosen ones replaced by JSON's escapes."""
     if not chosen.any():
         return chars
     escapes = _ESCAPES[chars[chosen]]
@@ -156,7 +157,7 @@ def _escaped(chars: np.ndarray, chosen: np.ndarray) -> np.ndarray:
 
 
 def _closes_no_value(chars: np.ndarray, outside: np.ndarray) -> np.ndarray:
-    """Which characters are commas before a closing bracket."""
+    """A mask of the commas before a closing bracket."""
     commas = np.flatnonzero((chars == _COMMA) & outside)
     others = np.flatnonzero(~np.isin(chars, [ord(each) for each in _SPACES]))
     following = np.append(others, len(chars))[np.searchsorted(others, commas, side="right")]
@@ -168,8 +169,9 @@ def _closes_no_value(chars: np.ndarray, outside: np.ndarray) -> np.ndarray:
 
 
 def certain_length(text: str, start: int, end: int) -> int:
-    """The largest end, at most `end`, behind which a part from `start` hides neither of these: half
-    of an escape, and a comma that may turn out to close no value.
+    """The largest safe end, at most `end`, for a part from `start`.
+
+    It cuts no escape, and the part does not end in a comma that may have to be dropped.
 
     The part must itself begin outside an escape.
     """
@@ -181,7 +183,7 @@ def certain_length(text: str, start: int, end: int) -> int:
 
 
 def _outside(text: str, in_string: bool) -> tuple[np.ndarray, np.ndarray]:
-    """The characters, uint32 ``[n]``, escapes replaced; and which of them are in no string."""
+    """The characters, uint32 ``[n]``, escapes replaced; and a mask of those outside strings."""
     # The same length without escapes, so that every quote left begins or ends a string.
     plain = text.replace("\\\\", "__").replace('\\"', "__")
     chars = np.frombuffer(plain.encode("utf-32-le", "surrogatepass"), np.uint32)

@@ -6,7 +6,7 @@ TOOL_PARSER_NAMES = ("hermes", "qwen3_coder", "qwen3_xml")
 """Values of `--tool-call-parser`, beside "auto" and "none"; the last two are one parser."""
 
 REASONING_PARSER_NAMES = ("qwen3",)
-"""Values of `--reasoning-parser`, likewise."""
+"""Values of `--reasoning-parser`, beside "auto" and "none"."""
 
 AUTO, NONE = "auto", "none"
 
@@ -15,7 +15,8 @@ def tool_parser_name(choice: str, chat_template: str | None) -> str | None:
     """The tool parser to use.
 
     Args:
-        choice: a name in `TOOL_PARSER_NAMES`, "none", or "auto" for what the template writes.
+        choice: a name in `TOOL_PARSER_NAMES`, "none", or "auto" for the one that the template
+            suggests.
         chat_template: the model's.
 
     Returns:
@@ -34,7 +35,7 @@ def tool_parser_name(choice: str, chat_template: str | None) -> str | None:
 
 
 def reasoning_parser_name(choice: str, chat_template: str | None) -> str | None:
-    """The reasoning parser to use, as `tool_parser_name`."""
+    """The reasoning parser to use; arguments and errors as for `tool_parser_name`."""
     _check("reasoning_parser", choice, REASONING_PARSER_NAMES)
     if choice != AUTO:
         return None if choice == NONE else choice

@@ -3,7 +3,7 @@
 A value may hold such tags: it ends at a closing tag that another tag of the format follows, at a
 parameter of the function that was not given yet, or at the end of the function. Texts are passed on
 as they come, other values once they are whole, each as the tool's schema declares it. A call that
-begins within another ends it, once it is certain that it is no part of a value.
+begins within another ends it, once it is certain not to be part of a value.
 """
 
 import json
@@ -26,7 +26,7 @@ def _any(*tags: str) -> str:
 
 
 def _begun(*tags: str) -> str:
-    """A pattern of what may become one of the tags."""
+    """A pattern of text that may become one of the tags."""
     return _any(*(tag[:end] for tag in tags for end in range(len(tag) - 1, -1, -1)))
 
 
@@ -55,7 +55,7 @@ _FOLLOWING: Mapping[tuple[str, ...], tuple[re.Pattern[str], re.Pattern[str]]] = 
     tags: (re.compile(_SPACES + _any(*tags)), re.compile(_SPACES + _begun(*tags)))
     for tags in (_TAGS, _OPENINGS, (_CLOSE,))
 }
-"""Of tags, patterns of white space with one of them behind it, whole and begun."""
+"""By tags: patterns of white space followed by one of them, complete and incomplete."""
 
 
 class Qwen3CoderToolParser(ToolParser):
@@ -83,7 +83,7 @@ class Qwen3CoderToolParser(ToolParser):
         self._holds_nested = True
 
     def finish(self) -> Sequence[Piece]:
-        """See `ToolParser`."""
+        """The rest, at the end of the text; see `ToolParser.finish`."""
         self._pieces = []
         self._is_last = True
         self._run(self._held)
@@ -130,7 +130,7 @@ class Qwen3CoderToolParser(ToolParser):
         return start + 1
 
     def _first(self, text: str, start: int) -> int | None:
-        """After a function's name; what is begun anew before an argument was none."""
+        """After a function's name; a call that restarts before an argument is dropped."""
         is_anew = self._follows(text, start, _OPENINGS)
         if is_anew is None:
             return self._wait(start)
@@ -171,7 +171,7 @@ class Qwen3CoderToolParser(ToolParser):
         return tag.end()
 
     def _value_start(self, text: str, start: int) -> int | None:
-        """One line break in front of a value belongs to the format."""
+        """Skip the one line break before a value that belongs to the format."""
         if start == len(text):
             return self._wait(start)
         self._state = self._in_value
@@ -193,7 +193,7 @@ class Qwen3CoderToolParser(ToolParser):
         return self._wait(ready)
 
     def _is_end(self, text: str, mark: re.Match[str], start: int) -> bool | None:
-        """Whether a tag is no part of a value from `start`; None where that is not certain yet."""
+        """True if a tag ends the value from `start`; None if that is not certain yet."""
         tag, at = mark[0], mark.start()
         is_line = self._begins_line if at == start else text[at - 1] == "\n"
         if tag == _PARAMETER:
@@ -243,7 +243,7 @@ class Qwen3CoderToolParser(ToolParser):
         return self._wait(ready)
 
     def _restart(self, nested: str) -> None:
-        """End a call at another one that began within its last value; so will later ones."""
+        """End a call at another one that began within its last value; later ones do the same."""
         self._holds_nested = False
         self._end_value()
         self._run(nested)
@@ -267,9 +267,9 @@ class Qwen3CoderToolParser(ToolParser):
         return close + len(_CLOSE) if is_closed and close >= 0 else start
 
     def _follows(self, text: str, start: int, tags: tuple[str, ...]) -> bool | None:
-        """Whether white space and one of the tags follow; None if that may still come.
+        """True if white space and one of the tags follow; None if they may still come.
 
-        Where the answer is cut, a tag may be.
+        At the end of a truncated answer, part of a tag counts.
         """
         whole, begun = _FOLLOWING[tags]
         if whole.match(text, start):
@@ -279,15 +279,15 @@ class Qwen3CoderToolParser(ToolParser):
         return self._is_last or None
 
     def _is_never(self, begun: re.Pattern[str], text: str, start: int) -> bool | None:
-        """None where what is not there may still come; False otherwise."""
+        """None if missing text may still come; False otherwise."""
         return None if not self._is_last and begun.fullmatch(text, start) else False
 
     def _ready(self, text: str, start: int, tags: tuple[str, ...]) -> int:
-        """Up to where no tag may begin that is not complete yet."""
+        """The position up to which no incomplete tag may begin."""
         return len(text) if self._is_last else partial_tag(text, start, tags)
 
 
 def _unfinished_tag(text: str, start: int) -> int:
-    """Where a tag may begin that is not complete yet; one with a name has more text than others."""
+    """The position of a tag that may be incomplete; tags with a name are longer than others."""
     at = text.rfind("<", max(start, len(text) - _MOST_NAME_CHARS - len(_PARAMETER)))
     return at if at >= 0 else len(text)

@@ -1,6 +1,6 @@
 """Splits off the reasoning of Qwen3 and models like it: `<think>` ... `</think>`, then the answer.
 
-The line breaks that the format puts around both are left out, as chat templates put them back.
+Line breaks around both are dropped, as chat templates add them again.
 """
 
 import re
@@ -13,21 +13,21 @@ from jaxinfer.structured_outputs import ThinkingStage
 OPEN, CLOSE, CALL = "<think>", "</think>", "<tool_call>"
 
 ReasoningState = ThinkingStage
-"""The prompt has opened the reasoning, or said nothing of it, or closed it."""
+"""The reasoning's state: open, not begun, or over, at the prompt's end or later."""
 
 
 _MOST_SPACES = 64
-"""White space before `<think>`; after more of it, the answer has no reasoning."""
+"""Most white space before `<think>`; after more, the answer has no reasoning."""
 
 
 class Qwen3ReasoningParser:
-    """Reasoning is at the beginning of an answer or nowhere; later tags are content.
+    """Splits an answer that may begin with reasoning; later tags are content.
 
     Parts, pieces and work are as for `ToolParser`.
 
     Args:
         is_open: the prompt ends within `<think>`, so that the answer begins with reasoning.
-        calls: tool calls are read: the tag of one ends the reasoning.
+        calls: tool calls are parsed, so that the tag of one ends the reasoning.
     """
 
     def __init__(self, *, is_open: bool, calls: bool = False) -> None:
@@ -42,7 +42,7 @@ class Qwen3ReasoningParser:
 
     @property
     def state(self) -> ReasoningState:
-        """What of the reasoning is still to come after the text so far."""
+        """The reasoning's state after the text so far: the part still to come."""
         return self._state
 
     def feed(self, text: str) -> Sequence[Piece]:
@@ -55,13 +55,13 @@ class Qwen3ReasoningParser:
         return self._begin(text) if self._is_at_start else self._think(text)
 
     def feed_at(self, text: str, state: ReasoningState) -> Sequence[Piece]:
-        """As `feed`, of a text without the tags around the reasoning, which were tokens.
+        """Feed text without the tags around the reasoning, which were tokens; see `feed`.
 
         White space before the reasoning is held until it is known.
 
         Args:
-            text: all of it is within the reasoning, or before or behind it.
-            state: which of these.
+            text: a part that lies entirely before, within or after the reasoning.
+            state: the reasoning's state in all of the text.
         """
         self._state = state
         if state == "open":
@@ -80,7 +80,7 @@ class Qwen3ReasoningParser:
         return self._content(self._held)
 
     def _begin(self, text: str) -> Sequence[Piece]:
-        """Before it is known whether the answer begins with the tag."""
+        """Handle text before it is known whether the answer begins with the tag."""
         rest = text.lstrip()
         is_far = len(text) - len(rest) > _MOST_SPACES
         if not is_far and rest != OPEN and OPEN.startswith(rest):
@@ -122,7 +122,7 @@ class Qwen3ReasoningParser:
 
 
 def reasoning_state(prompt: str, final_message: str | None = None) -> ReasoningState:
-    """What of an answer's reasoning is still to come where the prompt ends.
+    """The reasoning's state at the end of a prompt: the part that an answer still has to write.
 
     Args:
         prompt: ends with the template's opening of an answer, or with a message to continue.

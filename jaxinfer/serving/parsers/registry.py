@@ -15,7 +15,7 @@ TOOL_PARSERS: Mapping[str, ToolParserFactory] = {
     "qwen3_coder": Qwen3CoderToolParser,
     "qwen3_xml": Qwen3CoderToolParser,
 }
-"""By the names in `TOOL_PARSER_NAMES`; each is called with a request's tools."""
+"""Tool parsers by the names in `TOOL_PARSER_NAMES`; each is called with a request's tools."""
 
 REASONING_PARSERS: Mapping[str, type[Qwen3ReasoningParser]] = {"qwen3": Qwen3ReasoningParser}
-"""By the names in `REASONING_PARSER_NAMES`; each is called with `is_open` and `calls`."""
+"""Reasoning parsers by the names in `REASONING_PARSER_NAMES`; called with `is_open` and `calls`."""

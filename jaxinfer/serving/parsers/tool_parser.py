@@ -1,4 +1,4 @@
-"""The part that parsers of tool calls share: states over a text that comes in parts."""
+"""The base class of tool-call parsers: a state machine over text that comes in parts."""
 
 import abc
 from collections.abc import Callable, Sequence
@@ -7,7 +7,7 @@ from jaxinfer.outputs import CallArguments, CallStart, Content, Piece
 from jaxinfer.serving.parsers.held_back import HeldBack
 
 MAX_BLOCKS = 128
-"""Tool calls of one answer that are read, malformed ones included; later ones stay content."""
+"""Most tool calls of one answer, malformed ones included; later ones stay content."""
 
 State = Callable[[str, int], int | None]
 """(text, position) -> the position to go on at with the state that is set by then. None: the rest,
@@ -15,9 +15,9 @@ from `_held_from`, waits for more text."""
 
 
 class ToolParser(abc.ABC):
-    """Finds the calls in an answer's text; the rest is content, but for white space beside a call.
+    """Finds the calls in an answer's text; the rest is content, except white space next to a call.
 
-    The pieces do not depend on how the text is divided into parts. The work is linear in the
+    The pieces do not depend on the division of the text into parts. The work is linear in the
     text's length: no part is searched twice.
     """
 
@@ -32,7 +32,7 @@ class ToolParser(abc.ABC):
 
     @property
     def is_in_content(self) -> bool:
-        """Whether more text would be content, unless it begins a call."""
+        """True if more text would be content, unless it begins a call."""
         return self._state == self._content
 
     def feed(self, text: str) -> Sequence[Piece]:

@@ -1,1 +1,1 @@
-"""Several processes that run one engine: how they start, meet, keep in step and end."""
+"""Runs one engine in several processes: starts them, keeps them in step, and ends them together."""

@@ -34,16 +34,16 @@ class Leader:
         self._group = group
         # The same draws as Engine's own, so that the number of processes changes no token.
         self._request_seeds = random.Random(seed)
-        self._takes_updates: list[bool] = []  # of each other process that follows
+        self._takes_updates: list[bool] = []  # for each process that follows
 
     @property
     def has_unfinished(self) -> bool:
-        """As `Engine.has_unfinished`."""
+        """True if a request is running or waiting, or an output has not been taken."""
         return self._engine.has_unfinished
 
     @property
     def failure(self) -> JaxinferError | None:
-        """As `Engine.failure`."""
+        """The error that ended this process's engine, or None; see `Engine.failure`."""
         return self._engine.failure
 
     def counts(self) -> RequestCounts:
@@ -51,11 +51,11 @@ class Leader:
         return self._engine.counts()
 
     def take_outputs(self) -> list[RequestOutput]:
-        """As `Engine.take_outputs`."""
+        """Outputs of requests without a sink, since the last call."""
         return self._engine.take_outputs()
 
     def add(self, request: NewRequest) -> None:
-        """As `Engine.add`; a request that is refused here is not sent."""
+        """Enqueue a request on all processes, see `Engine.add`; one refused here is not sent."""
         self._group.check()
         seed = self._request_seeds.getrandbits(63)
         if request.params.seed is None:
@@ -64,14 +64,14 @@ class Leader:
         self._group.call({"kind": "add", "request": request_to_json(request)})
 
     def abort(self, request_id: str) -> bool:
-        """As `Engine.abort`; also after another process has failed."""
+        """End a request on all processes, see `Engine.abort`; also after another one has failed."""
         found = self._engine.abort(request_id)
         if found and not self._group.is_ending:
             self._group.call({"kind": "abort", "id": request_id})
         return found
 
     def step(self) -> None:
-        """As `Engine.step`, on all processes at once.
+        """Run one step on all processes at once; see `Engine.step`.
 
         Raises:
             DistributedError: another process has failed.
@@ -83,12 +83,12 @@ class Leader:
             self._engine.step()
 
     def update_params(self, params: Any) -> None:
-        """As `Engine.update_params`; every process takes its own part of the new weights.
+        """Swap the weights on all processes; each takes its own part of the new ones.
 
-        None of them touches its old ones before all have shown that theirs fit together.
+        No process changes its weights before all have checked that the new ones match.
 
         Raises:
-            ValueError: also if a process can't: `follow` was not told where to find them.
+            ValueError: the weights don't fit, or another process's `follow` has no `new_params`.
             DistributedError: another process's weights don't fit, or are mapped in another way;
                 all processes raise it, and none has changed.
         """
@@ -105,18 +105,18 @@ class Leader:
             self._engine.update_params(params)
 
     def reset_prefix_cache(self) -> None:
-        """As `Engine.reset_prefix_cache`, on all processes before their next step."""
+        """Empty the prefix cache on all processes before their next step."""
         self._group.check()
         self._engine.reset_prefix_cache()
         self._group.call({"kind": "reset_prefix_cache"})
 
     @property
     def can_sleep(self) -> bool:
-        """Never: processes can't rebuild their caches in step."""
+        """False: processes can't rebuild their caches in step."""
         return False
 
     def sleep(self, *, keep_params: bool) -> None:
-        """Not supported, as `can_sleep` says."""
+        """Refuse: processes can't sleep; see `can_sleep`."""
         raise NotImplementedError("several processes can't sleep")
 
     def wake_params(self) -> None:
@@ -126,12 +126,12 @@ class Leader:
         """Nothing sleeps, as `sleep` is refused."""
 
     def close(self) -> None:
-        """As `Engine.close`; the others stop following."""
+        """Close this process's engine (see `Engine.close`); the others stop following."""
         self._group.close()
         self._engine.close()
 
     def _await_followers(self) -> None:
-        """Wait until all others follow: a step would wait for them without a word."""
+        """Wait until all others follow, with a notice; a step would wait for them silently."""
         for i in range(1 + len(self._takes_updates), self._group.num_processes):
             notice = f"Waiting for process {i} to call LLM.follow()"
             self._takes_updates.append(self._group.get(f"following/{i}", i, notice=notice))
@@ -150,7 +150,7 @@ class Follower:
         self._group = group
 
     def follow(self, new_params: Callable[[], Any] | None) -> None:
-        """Do what process 0 does until it closes its engine.
+        """Repeat process 0's calls until it closes its engine.
 
         Args:
             new_params: called when it swaps the weights; returns them as this process holds them.
@@ -166,12 +166,12 @@ class Follower:
                 pass
 
     def close(self) -> None:
-        """As `Engine.close`; before the end of `follow` the others end too."""
+        """Close this process's engine; before the end of `follow`, the others end too."""
         self._group.close()
         self._engine.close()
 
     def _do(self, message: dict[str, Any], new_params: Callable[[], Any] | None) -> bool:
-        """Do what a message says; whether there may be more."""
+        """Carry out a call of process 0; returns False after the last one."""
         match message["kind"]:
             case "step":
                 self._engine.step()
@@ -192,9 +192,9 @@ class Follower:
 
 
 def _require_same_update(group: ProcessGroup, params: Any) -> None:
-    """Raise DistributedError on all processes unless each would run the same program.
+    """Raise DistributedError on all processes unless each would run the same conversion.
 
-    Trees that are used as they are need none: each process has checked its own.
+    Trees that are used as they are need none; each process has checked its own.
     """
     is_mapped = isinstance(params, ParamsWriter)
     group.require_same(
@@ -204,4 +204,4 @@ def _require_same_update(group: ProcessGroup, params: Any) -> None:
 
 
 def _ignore(output: RequestOutput) -> None:
-    """Outputs are read on process 0."""
+    """Drop an output: outputs are read on process 0."""

@@ -1,7 +1,7 @@
-"""A group of processes that run one engine: what they agree on, their calls, and their common end.
+"""Coordinates the processes of one engine: agreement, calls from process 0, and a common end.
 
-They talk by JAX's coordination service, a store of keys and values that process 0 holds. Values
-are JSON: nothing that is read is executed.
+They communicate through JAX's coordination service, a key-value store on process 0. Values are
+JSON: nothing that is read is executed.
 """
 
 import atexit
@@ -32,7 +32,7 @@ _GRACE_S = 10.0
 _CALLS_KEPT = 256
 
 _number = itertools.count()
-"""Of the next engine: every process makes the same engines in the same order."""
+"""Numbers the engines: every process makes the same engines in the same order."""
 
 
 def meet(timeout: float = START_TIMEOUT_S) -> "ProcessGroup | None":
@@ -58,17 +58,17 @@ def meet(timeout: float = START_TIMEOUT_S) -> "ProcessGroup | None":
 
 
 class ProcessGroup:
-    """One engine's processes, of which process 0 leads: it takes the requests.
+    """The processes of one engine; process 0 leads and takes the requests.
 
-    A process that fails in good order is an exception in the others, where they wait for each
-    other, and ends any process that does not look within seconds: a collective that waits for it
-    would never end. Processes that die are left to JAX, which ends the others.
+    A process that reports its failure raises an exception in the others, where they wait for each
+    other, and ends any process that does not notice within seconds, because a collective that waits
+    for it would never end. Processes that are killed are left to JAX, which ends the others.
 
     Args:
-        process_id: which process this is.
-        num_processes: how many there are.
+        process_id: this process's number.
+        num_processes: number of processes.
         client: of JAX's coordination service.
-        prefix: of all keys of this group.
+        prefix: prefix of all of this group's keys.
     """
 
     def __init__(self, process_id: int, num_processes: int, client: Any, prefix: str) -> None:
@@ -78,7 +78,7 @@ class ProcessGroup:
         self._prefix = prefix
         self._num_agreed = self._num_calls = self._num_forgotten = 0
         self._failure: str | None = None
-        # Set when the processes part, or this one has told, or was told, of a failure.
+        # Set when the processes end, or this one has reported or received a failure.
         self._is_over = threading.Event()
         self._sender = ThreadPoolExecutor(1, "jaxinfer-calls")  # a step need not wait for it
         self._watcher = threading.Thread(target=self._watch, name="jaxinfer-watch", daemon=True)
@@ -87,12 +87,12 @@ class ProcessGroup:
 
     @property
     def leads(self) -> bool:
-        """Whether this is process 0."""
+        """True if this is process 0."""
         return self.process_id == 0
 
     @property
     def is_ending(self) -> bool:
-        """Whether the processes part, or one has failed."""
+        """True if the processes are ending, or one has failed."""
         return self._is_over.is_set() or self._failure is not None
 
     def agree(self, topic: str, value: Any, *, timeout: float = float("inf")) -> list[Any]:
@@ -115,11 +115,11 @@ class ProcessGroup:
     def require_same(
         self, description: Mapping[str, Any], fix: str = "start all of them alike"
     ) -> None:
-        """Raise on every process, naming the first difference, unless all describe the same.
+        """Raise on every process, naming the first difference, unless all descriptions are equal.
 
         Args:
             description: plain JSON data, by name.
-            fix: what the error asks for.
+            fix: the remedy in the error.
 
         Raises:
             DistributedError: names what differs, and the processes.
@@ -135,19 +135,19 @@ class ProcessGroup:
                     )
 
     def put(self, key: str, value: Any) -> None:
-        """Leave a value for the others, in place of an earlier one."""
+        """Store a value for the others, replacing an earlier one."""
         self._client.key_value_set(self._prefix + key, json.dumps(value), allow_overwrite=True)
 
     def get(
         self, key: str, owner: int, *, timeout: float = float("inf"), notice: str | None = None
     ) -> Any:
-        """The value that another process leaves, once it is there.
+        """Wait for a value that another process stores, and return it.
 
         Args:
             key: as in `put`.
             owner: the process.
             timeout: seconds to wait.
-            notice: printed where that takes long.
+            notice: printed if that takes long.
 
         Raises:
             DistributedError: a process has failed or ended, or did not come in time; says which.
@@ -169,7 +169,7 @@ class ProcessGroup:
         return json.loads(text)
 
     def call(self, message: Message) -> None:
-        """Have all other processes do something, after all that they were told before.
+        """Send a call to all other processes, which carry calls out in order.
 
         Raises:
             DistributedError: another process has failed; says which and why.
@@ -181,7 +181,7 @@ class ProcessGroup:
             self._sender.submit(self._forget_calls)
 
     def next_call(self) -> dict[str, Any]:
-        """What process 0 calls for next; its kind is "stop" when it has parted.
+        """Wait for process 0's next call; its kind is "stop" once process 0 has ended.
 
         Raises:
             DistributedError: another process has failed; says which and why.
@@ -195,7 +195,7 @@ class ProcessGroup:
         return message
 
     def check(self) -> None:
-        """Raise what another process has reported, or this one has.
+        """Raise if another process, or this one, has reported a failure.
 
         Raises:
             DistributedError: says which process failed and why.
@@ -205,7 +205,7 @@ class ProcessGroup:
             raise DistributedError(self._failure)
 
     def fail(self, reason: str) -> None:
-        """Tell the others that this process can't go on; they end."""
+        """Report to the others that this process can't go on; they end."""
         if not self.is_ending:
             self._failure = f"process {self.process_id}: {reason}"
             with contextlib.suppress(jax.errors.JaxRuntimeError):  # another one was faster
@@ -221,13 +221,13 @@ class ProcessGroup:
             self.fail("interrupted (Ctrl-C)")
             raise
         except BaseException as error:
-            if isinstance(error, StepError):  # as where another process has died
+            if isinstance(error, StepError):  # such as when another process was killed
                 end_without_the_others()
             self.fail(" ".join(str(error).split()) or type(error).__name__)
             raise
 
     def close(self) -> None:
-        """Part in good order: the others are told to stop. Safe to call again."""
+        """End in good order: the others get the call to stop. Safe to call again."""
         atexit.unregister(self.close)
         if not self.is_ending:
             if self.leads:
@@ -247,12 +247,12 @@ class ProcessGroup:
             raise DistributedError(str(error).splitlines()[0]) from None
 
     def _watch(self) -> None:
-        """End this process when another one has failed, unless that is noticed elsewhere in time.
+        """End this process when another one has failed, unless it notices that in time.
 
-        Its main thread may wait in a collective for ever.
+        Its main thread may be waiting in a collective forever.
         """
         text = None
-        with contextlib.suppress(DistributedError):  # nothing can be heard any more
+        with contextlib.suppress(DistributedError):  # the connection is gone
             while text is None and not self._is_over.is_set():
                 text = self._poll(f"{self._prefix}failed")
         if text is None:

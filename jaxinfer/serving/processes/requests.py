@@ -9,13 +9,13 @@ from jaxinfer.serving.parsers.answer_format import AnswerFormat
 from jaxinfer.serving.requests.new_request import NewRequest, Prompt
 from jaxinfer.structured_outputs import StructuredOutputsParams
 
-# Fields that decide nothing of what a request does; any other travels without being named here.
+# Fields that don't affect a request's result; all others are sent without being named here.
 _STAY_IN_REQUEST = ("sink",)
 _STAY_IN_PROMPT = ("text", "packed")
 
 
 def request_to_json(request: NewRequest, leave: Collection[str] = ()) -> dict[str, Any]:
-    """All fields that decide what the request does, but for those to leave out."""
+    """All fields that affect the request's result, except those in `leave`."""
     message = _given(request, leave=(*_STAY_IN_REQUEST, *leave))
     if "prompt" in message:
         message["prompt"] = _given(request.prompt, leave=_STAY_IN_PROMPT)
@@ -25,7 +25,7 @@ def request_to_json(request: NewRequest, leave: Collection[str] = ()) -> dict[st
 
 
 def request_from_json(message: Mapping[str, Any]) -> NewRequest:
-    """The request that `request_to_json` was given, without a sink and its prompt's text."""
+    """The inverse of `request_to_json`, without a sink and the prompt's text."""
     records = {
         "prompt": Prompt(**message["prompt"]),
         "params": SamplingParams(**message["params"]),

@@ -10,11 +10,11 @@ import jax
 from jax._src import distributed
 
 AUTO = "auto"
-"""In place of an address: Slurm, Kubernetes or MPI know it."""
+"""An address that is taken from Slurm, Kubernetes or MPI."""
 
 START_TIMEOUT_S = 300
 ENDED_KEY = "jaxinfer/ended/"
-"""Followed by a process id: that process has ended in good order."""
+"""Prefix of the key, with a process id, by which that process reports a normal end."""
 
 _VARIABLES = {
     "coordinator_address": "JAX_COORDINATOR_ADDRESS",
@@ -41,10 +41,10 @@ def start_processes(
     was started in the same way already.
 
     Args:
-        coordinator_address: "HOST:PORT" of process 0, free for it to listen on; "auto" has Slurm,
-            Kubernetes or MPI tell all three. None takes JAX_COORDINATOR_ADDRESS.
-        num_processes: how many processes there are; None takes JAX_NUM_PROCESSES.
-        process_id: which one this is, from 0; None takes JAX_PROCESS_ID.
+        coordinator_address: "HOST:PORT" of process 0, free for it to listen on; "auto" takes all
+            three from Slurm, Kubernetes or MPI. None takes JAX_COORDINATOR_ADDRESS.
+        num_processes: number of processes; None takes JAX_NUM_PROCESSES.
+        process_id: this process's number, from 0; None takes JAX_PROCESS_ID.
         timeout: seconds to wait for the others.
 
     Raises:
@@ -71,7 +71,7 @@ def start_processes(
 
 
 def part_from_others() -> None:
-    """Wait, not for long, until the other processes end too.
+    """Wait, for a limited time, until the other processes end too.
 
     An ordinary exit of Python does this by itself; call it before `os._exit`.
     """
@@ -82,7 +82,7 @@ def part_from_others() -> None:
 
 
 def end_without_the_others() -> None:
-    """Have this process wait for no other when it ends: one of them may have died."""
+    """Let this process end without waiting for others, one of which may have been killed."""
 
     def forget() -> None:
         if distributed.global_state.process_id == 0:
@@ -96,7 +96,7 @@ def end_without_the_others() -> None:
 def find_place(
     coordinator_address: str | None, num_processes: int | None, process_id: int | None
 ) -> dict[str, Any] | None:
-    """This process's place, as `jax.distributed.initialize` takes it, or None if nothing is said.
+    """This process's place, as `jax.distributed.initialize` takes it, or None if none is given.
 
     Raises:
         ValueError: something is missing or wrong; names the argument.
@@ -180,5 +180,5 @@ def _keep_connection() -> None:
 
 
 def _forget_connection() -> None:
-    """Leave nothing to JAX to shut down, which would wait for others, or end the process."""
+    """Drop JAX's connection, whose shutdown would wait for others, or end the process."""
     distributed.global_state.client = distributed.global_state.service = None

@@ -13,7 +13,7 @@ from jaxinfer.serving.sampling.layout import SamplerMode, num_special_rows
 _MOST_ROWS_OF_ONE_WIDTH = 32
 
 MULTI_STEP_ROWS = 8
-"""Most rows of a launch of several decode steps."""
+"""Most rows of a multi-step decode."""
 
 PLAIN_MODES: tuple[SamplerMode, ...] = ("temperature", "truncate")
 """Modes of batches that need nothing of their slots but a mask."""
@@ -28,22 +28,21 @@ class Buckets:
     """All shapes of an engine.
 
     Attributes:
-        prefill: (tokens, rows) pairs in the order in which they are tried; the last holds any
-            step.
-        scored: the few of these for steps whose prompt tokens are scored; the last is the same.
-        rows: sizes of decode steps without their samplers, ascending; as of the next, the smallest
-            is at least 2, because XLA turns a product with one row into something slow.
+        prefill: (tokens, rows) pairs in the order in which they are tried; the last fits any step.
+        scored: the prefill buckets for steps whose prompt tokens are scored; the last is the same.
+        rows: sizes of decode steps without their samplers, ascending. Here and in `sampled_rows`
+            the smallest is at least 2, because XLA compiles a product with one row into slow code.
         sampled_rows: sizes of decode steps that sample in the same program, ascending.
-        multi_step_rows: the first of these, of which a launch may have several steps.
-        num_steps: decode steps of such a launch; 1 if there are none.
-        full_rows: the sizes that also take sampler mode "full", whose programs are large.
-        mixed_rows: likewise of mode "mixed".
-        widths: blocks of a block table, ascending; the last holds a full-length sequence. Where
-            there are two, few rows have the last alone.
-        wide_rows: sizes of more rows that have the last width, too; the last is the most.
-        sharing: sizes of decode steps that read keys once which rows share. Their tables are always
-            full width. Empty if kernels look at each row alone.
-        rows_in_item: rows whose shared keys are read at once.
+        multi_step_rows: the first of `sampled_rows`, for which a launch may have several steps.
+        num_steps: decode steps of a multi-step launch; 1 if there are none.
+        full_rows: the sizes that also have sampler mode "full", whose programs are large.
+        mixed_rows: the sizes that also have sampler mode "mixed".
+        widths: blocks of a block table, ascending; the last fits a full-length sequence. If there
+            are two, batches of few rows have only the last.
+        wide_rows: sizes of larger batches that have the last width, too; the last is the most.
+        sharing: sizes of decode steps that read keys shared by rows only once. Their tables are
+            always full width. Empty if kernels treat each row separately.
+        rows_in_item: number of rows whose shared keys are read at once.
     """
 
     prefill: tuple[tuple[int, int], ...]
@@ -60,11 +59,11 @@ class Buckets:
     rows_in_item: int = 0
 
     def samples_at_once(self, rows: int, mode: SamplerMode) -> bool:
-        """Whether a decode step of that many rows has its sampler in the same program."""
+        """True if a decode step of that many rows has its sampler in the same program."""
         return mode in PLAIN_MODES and rows <= max(self.sampled_rows, default=0)
 
     def steps_of_launches(self, rows: int) -> Sequence[int]:
-        """How many steps a launch of this size of `sampled_rows` may have."""
+        """The numbers of steps that a launch of this size of `sampled_rows` may have."""
         return (1, self.num_steps) if rows in self.multi_step_rows else (1,)
 
     def sampled_decode_shape(self, rows: int, width: int) -> DecodeShape:
@@ -82,11 +81,11 @@ class Buckets:
     def sampler_mode(
         self, rows: int, special: int, mode: SamplingMode, *, truncates: bool
     ) -> SamplerMode:
-        """What the sampler of a batch is to do.
+        """The sampler mode of a batch.
 
         Args:
-            rows: of the batch, or of its bucket.
-            special: how many of them need mode "full".
+            rows: number of rows of the batch, or of its bucket.
+            special: number of rows that need mode "full".
             mode: the most general that a row needs.
             truncates: whether a row has `top_k` or `top_p`.
         """
@@ -145,7 +144,7 @@ class Buckets:
         return rows in self.sampler_rows(mode)
 
     def _widths_of(self, rows: int) -> Sequence[int]:
-        """Widths that a decode batch of one size comes in."""
+        """The widths of block tables for a decode batch of one size."""
         if rows <= _MOST_ROWS_OF_ONE_WIDTH:
             return self.widths[-1:]
         return self.widths if rows in self.wide_rows else self.widths[:-1] or self.widths
@@ -154,7 +153,7 @@ class Buckets:
         return DecodeShape(rows, self.widths[-1], most_items(rows))
 
     def sampler_rows(self, mode: SamplerMode) -> list[int]:
-        """Every number of rows that a sampler of its own in that mode meets."""
+        """Every number of rows for which a separate sampler program exists in that mode."""
         decode, prefill = set(self.rows), {rows for _, rows in self.prefill}
         if mode == "mixed":
             return sorted((decode | prefill) & set(self.mixed_rows))

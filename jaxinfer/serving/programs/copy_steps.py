@@ -1,4 +1,4 @@
-"""Copies whole KV blocks on the devices: within the pages, and out and in again for swapping."""
+"""Copies whole KV blocks on the devices: within the pages, and out and back in for swapping."""
 
 import jax
 from jaxtyping import Array, Int32

@@ -1,8 +1,8 @@
 """The layout of a batch: the place of each array in the one int32 vector that is uploaded.
 
 Host and device read the same layout: `split` returns views, so the host fills a NumPy vector
-through them, and the step takes its arrays out of the traced vector with the same call. Which
-arrays there are is declared in `slots/step_data.py`.
+through them, and the step takes its arrays out of the traced vector with the same call. The arrays
+are declared in `slots/step_data.py`.
 """
 
 import functools
@@ -26,12 +26,12 @@ _PREFILL_DATA, _DECODE_DATA = data_of("prefill"), data_of("decode")
 
 
 class SampledRows(NamedTuple):
-    """What the sampler of B rows takes beside their hidden states.
+    """The sampler's inputs for B rows, beside their hidden states.
 
     Attributes:
-        slots: int32 ``[B]``, where in last_tokens each sampled token goes.
+        slots: int32 ``[B]``, index into last_tokens of each sampled token.
         fed: int32 ``[B]``, each row's last token before it.
-        sampling: how each is sampled.
+        sampling: each row's sampling parameters.
     """
 
     slots: Any
@@ -74,9 +74,9 @@ class PrefillShape:
         tokens: T.
         rows: B.
         width: W, blocks of a block table.
-        all_tokens: whether the last layer's output is wanted of every token, for log-probabilities
-            of the prompt, and not of each row's last one only.
-        extra: what rows and tokens bring beyond `STEP_DATA`.
+        all_tokens: whether the last layer's output is needed for every token, for log-probabilities
+            of the prompt, and not only for each row's last one.
+        extra: data of rows and tokens beyond `STEP_DATA`.
     """
 
     tokens: int
@@ -105,7 +105,7 @@ class PrefillShape:
         return _named(self.data, arrays)._replace(sampling=self.sampling(arrays))
 
     def sampling(self, arrays: Sequence[Any]) -> SamplingArrays:
-        """The last of the arrays: how rows are sampled."""
+        """The last of the arrays: the rows' sampling parameters."""
         return SamplingArrays(arrays[-2], special=arrays[-1])
 
     def blank(self) -> np.ndarray:
@@ -125,9 +125,9 @@ class DecodeShape:
     Attributes:
         rows: B.
         width: W, blocks of a block table.
-        work_items: U, most work items of keys that rows share; 0 for kernels that look at each row
-            alone.
-        extra: what rows and tokens bring beyond `STEP_DATA`.
+        work_items: U, most work items of keys that rows share; 0 for kernels that treat each row
+            separately.
+        extra: data of rows and tokens beyond `STEP_DATA`.
     """
 
     rows: int
@@ -156,11 +156,11 @@ class DecodeShape:
         return named._replace(shared=self.shared(arrays), sampling=self.sampling(arrays))
 
     def shared(self, arrays: Sequence[Any]) -> SharedPrefixes | None:
-        """The arrays that say what rows share; None where that is not looked for."""
+        """The arrays of shared prefixes; None if they are not searched for."""
         return SharedPrefixes(*arrays[len(self.data) : -2]) if self.work_items else None
 
     def sampling(self, arrays: Sequence[Any]) -> SamplingArrays:
-        """The last of the arrays: how rows are sampled."""
+        """The last of the arrays: the rows' sampling parameters."""
         return SamplingArrays(arrays[-2], special=arrays[-1])
 
     def blank(self) -> np.ndarray:

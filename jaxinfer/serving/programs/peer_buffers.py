@@ -1,8 +1,8 @@
 """Peer buffers: memory of each GPU into which the others write their shares of a sum.
 
-A program is given addresses, as one small array: the memory itself is none of its arguments, lives
-as long as the engine, and must be made anew after a step that failed, when some GPUs may have
-counted more sums than others.
+A program is given addresses, as one small array: the memory itself is not an argument, lives as
+    long as the engine, and must be allocated anew after a failed step, when some GPUs may have
+    counted more sums than others.
 """
 
 import ctypes
@@ -18,7 +18,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxinfer.kernels.policy import Kernels
 
-_MOST_DEVICES = 4  # what `all_reduce.supports_devices` takes
+_MOST_DEVICES = 4  # numbers for which `all_reduce.supports_devices` is True
 
 
 class PeerBuffers(NamedTuple):
@@ -34,7 +34,7 @@ class PeerBuffers(NamedTuple):
 
 
 def have_peer_buffers(mesh: Mesh, num_devices: int, kernels: Kernels) -> bool:
-    """Whether the devices of a mesh sum through each other's memory, if they can reach it.
+    """True if the devices of a mesh are to sum through each other's memory, if they can reach it.
 
     They must be the GPUs of one process; in another process an address means nothing.
     """
@@ -45,9 +45,9 @@ def have_peer_buffers(mesh: Mesh, num_devices: int, kernels: Kernels) -> bool:
 
 
 def reach_each_other(mesh: Mesh) -> bool:
-    """Whether CUDA lets the GPUs of this process access each other's memory.
+    """True if CUDA lets the GPUs of this process access each other's memory.
 
-    JAX enables that wherever it is possible, but does not say where it is.
+    JAX enables that access wherever possible, but does not report it.
     """
     try:
         cuda = ctypes.CDLL("libcuda.so.1")
@@ -64,7 +64,7 @@ def _can_access(cuda: Any, device: int, peer: int) -> bool:
 
 
 def describe_peers(mesh: Mesh, axis: str) -> jax.ShapeDtypeStruct:
-    """What programs take: `PeerBuffers.peers`."""
+    """The shape of the programs' argument `PeerBuffers.peers`."""
     count = mesh.size
     sharding = NamedSharding(mesh, PartitionSpec(axis))
     return jax.ShapeDtypeStruct((count, count, 2), jnp.int32, sharding=sharding)
@@ -89,7 +89,7 @@ def allocate(peers: jax.ShapeDtypeStruct) -> PeerBuffers:
 
 @functools.lru_cache(maxsize=16)
 def _maker(count: int, words: int, sharding: Any) -> Callable[[], jax.Array]:
-    """Compiled once, and not again when the buffers are rebuilt."""
+    """A compiled function that makes the buffers' memory; cached for when they are rebuilt."""
     return jax.jit(lambda: jnp.zeros((count, words), jnp.int32), out_shardings=sharding)
 
 

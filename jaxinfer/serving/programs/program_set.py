@@ -10,7 +10,7 @@ from jaxinfer.serving.programs.programs import Program, Programs
 
 
 def all_programs(buckets: Buckets, *, swaps: bool) -> list[ProgramKey]:
-    """Everything that can ever run, the slowest to compile first.
+    """The keys of all programs that an engine may run, the slowest to compile first.
 
     Args:
         buckets: the shapes.
@@ -30,7 +30,7 @@ def program_of(programs: Programs, key: ProgramKey) -> Program:
 
 
 def uses_pages(key: ProgramKey) -> bool:
-    """Whether a program's shapes depend on the number of KV blocks."""
+    """True if a program's shapes depend on the number of KV blocks."""
     return kind_of(key).uses_pages
 
 
@@ -38,6 +38,6 @@ def options_of(key: ProgramKey, *, platform: str, num_devices: int) -> dict[str,
     """XLA's options for one program, by the number of devices of the mesh."""
     if platform == "cpu":
         return {}
-    # Ways to compute a product are timed, but not checked against each other, which takes longer.
+    # Autotuning times the ways to compute a product, but skips the slower check of their results.
     own = kind_of(key).options(key, num_devices=num_devices)
     return {"xla_gpu_autotune_level": 1} | own

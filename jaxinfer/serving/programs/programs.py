@@ -33,8 +33,8 @@ class Programs:
         params: tree of ``jax.ShapeDtypeStruct`` with the shardings of the real parameters.
         num_blocks: P.
         num_slots: length of last_tokens, max_num_seqs + 1.
-        forward: `feed_last_tokens`, or what takes its place.
-        is_eager: functions are to be called on one device as they are, by `EagerProgram`.
+        forward: `feed_last_tokens`, or its replacement.
+        is_eager: functions are called on one device without compiling, by `EagerProgram`.
     """
 
     context: StepContext
@@ -45,10 +45,10 @@ class Programs:
     is_eager: bool = False
 
     def with_layers(self, count: int) -> "Programs":
-        """The same model's programs with at most `count` layers of each kind, in their order.
+        """These programs with at most `count` of the model's layers of each kind, in their order.
 
         Raises:
-            ValueError: the family makes other kinds of layers of a model with these alone.
+            ValueError: a model of only these layers would have other kinds of layers.
         """
         config, seen = self.context.config, Counter[LayerKind]()
         family, kept = family_of(config.model_type), []
@@ -116,8 +116,8 @@ class Programs:
     def on_host(self, shape: tuple[int, ...]) -> jax.ShapeDtypeStruct:
         """Shape of an int32 array in pinned host memory, whole for every device.
 
-        Programs copy it to their devices themselves, so that the host writes the next batch where
-        the last one was, and every address of a CUDA graph stays what it is.
+        Programs copy it to their devices themselves, so that the host writes each batch to the same
+        place, and all addresses in a CUDA graph stay the same.
         """
         return jax.ShapeDtypeStruct(shape, jnp.int32, sharding=host_sharding(self.context.mesh))
 
@@ -143,11 +143,11 @@ class Programs:
         Arguments in pinned host memory (`on_host`) are copied to the devices first.
 
         Args:
-            name: in profiles and in the compilation cache.
+            name: its name in profiles and in the compilation cache.
             run: on each device's part of the arguments.
             arguments: trees of ``jax.ShapeDtypeStruct``.
-            results: a tree of arguments that they are placed like, or of partitions.
-            donate: which arguments' memory the results take.
+            results: a tree of arguments whose placement the results share, or of partitions.
+            donate: indices of arguments whose memory the results take.
             to_host: results that the program copies to pinned host memory.
         """
         return sharded(

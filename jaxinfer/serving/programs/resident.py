@@ -1,4 +1,4 @@
-"""The arrays that an engine keeps on its devices, and what a step's programs hand on."""
+"""The arrays that an engine keeps on its devices, and those that a step's programs pass on."""
 
 from typing import Any, NamedTuple
 
@@ -8,12 +8,12 @@ import jax
 class Resident(NamedTuple):
     """The arrays that an engine keeps on its devices: one pytree, which each kind of program reads.
 
-    What a program replaces of it is donated, so the tree that was handed to it is used no more.
+    Arrays that a program replaces are donated, so the tree passed to it must not be used again.
 
     Attributes:
         params: the parameter tree; never donated.
         head: from `Architecture.head_params`: a part of the same.
-        kv: the pages of each layer; None, as the next two, where no cache is allocated.
+        kv: the pages of each layer; None, like the next two, if no cache is allocated.
         last_tokens: newest token of each slot, int32 ``[slots]``.
         slots: the `SlotState` that samplers keep of each slot.
         peers: of `PeerBuffers`, on several devices that sum through them; never donated.
@@ -28,13 +28,13 @@ class Resident(NamedTuple):
 
 
 class StepOutputs(NamedTuple):
-    """What the programs of a step have made so far, on the device; None for what it lacks.
+    """The outputs of a step's programs so far, on the device; None for those not computed.
 
     Attributes:
         hidden: final hidden states ``[B, E]`` of each row's last token.
         rows: `SampledRows.joined`, for the sampler.
-        residual: the residual stream ``[T, E]`` of all tokens, where something reads it.
-        sampled: what the host reads (`result.py`), in pinned host memory once it is there.
+        residual: the residual stream ``[T, E]`` of all tokens, if a later program reads it.
+        sampled: the results for the host (`result.py`), copied to pinned host memory.
     """
 
     hidden: jax.Array | None = None

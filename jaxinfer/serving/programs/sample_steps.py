@@ -1,7 +1,7 @@
 """From hidden states to tokens on the devices: head, sampler, prompt scores.
 
-Pure functions for one device's shards, as in `steps.py`. All results that the host reads of a step
-are one int32 array (`result.py` takes it apart): floats are stored by their bits, for one copy.
+Pure functions for one device's shards, as in `steps.py`. All of a step's results for the host are
+one int32 array, for a single copy (`result.py` splits it); floats are stored by their bits.
 """
 
 import functools
@@ -24,7 +24,7 @@ from jaxinfer.serving.sampling.sampler import StepOutput, merge, sample
 from jaxinfer.serving.sampling.slot_state import count_sampled, with_slot_state
 from jaxinfer.serving.sampling.vocab_axis import VocabAxis
 
-_NO_SLOT = 2**31 - 1  # what is written to it is dropped
+_NO_SLOT = 2**31 - 1  # writes to it are dropped
 _SCORED_ROWS = 128  # prompt tokens whose logits are in memory at once
 
 
@@ -47,10 +47,10 @@ def sample_step(
         last_tokens: newest token of each slot; donated.
         allowed: the masks of the slots' edits; None if no row has one.
         context: static.
-        mode: what the batch needs at most, but not "full" or "mixed"; static.
+        mode: one that suffices for every row, but not "full" or "mixed"; static.
 
     Returns:
-        The newest tokens, and what the host reads (see `result.py`).
+        The newest tokens, and the results for the host (see `result.py`).
     """
     slots, fed, arrays = rows
     logits = context.architecture.lm_head(head, hidden)
@@ -73,11 +73,11 @@ def sample_full_step(
     Args:
         head: as in `sample_step`; so are `hidden`, `rows`, `context`.
         last_tokens: newest token of each slot; donated.
-        state: what slots hold; donated.
+        state: the slots' state; donated.
         mode: "full" or "mixed"; static.
 
     Returns:
-        The newest tokens, what slots hold with these tokens counted, and what the host reads.
+        The newest tokens, the slots' state with these tokens counted, and the results for the host.
     """
     slots, fed, arrays = rows
     logits = context.architecture.lm_head(head, hidden)
@@ -117,14 +117,14 @@ def sampled_decode_step(
         context: static.
         shape: the bucket; static.
         mode: as in `sample_step`; static.
-        num_steps: more than one for a multi-step decode, each of whose steps feeds what the one
-            before it sampled; static.
-        forward: takes the place of `feed_last_tokens`; static.
+        num_steps: more than one for a multi-step decode, in which each step feeds the tokens
+            sampled by the one before it; static.
+        forward: replaces `feed_last_tokens`; static.
 
     Returns:
-        The pages, the newest tokens, and what the host reads (see `result.py`), of a multi-step
-        decode stacked over the steps: of a row's steps, all after its `num_tokens` yield something
-        without meaning, and change nothing.
+        The pages, the newest tokens, and the results for the host (see `result.py`), stacked over
+        the steps of a multi-step decode: a row's steps after its `num_tokens` have meaningless
+        results, and change nothing.
     """
     head = context.architecture.head_params(params)
     first = shape.split(packed)
@@ -150,7 +150,7 @@ def sampled_decode_step(
 def _at_step(first: StepInputs, step: Array) -> StepInputs:
     """A multi-step decode's batch at one of its steps.
 
-    Rows that have all their tokens read and write nothing more; nor does padding.
+    Rows that have all their tokens, and padding, neither read nor write the pages.
     """
     runs, sampling = step < first.num_tokens, first.sampling
     scalars = sampling.scalars.at[:, Column.POSITION].add(step)
@@ -210,7 +210,7 @@ def _sample_mixed(
     state: SlotState,
     context: StepContext,
 ) -> StepOutput:
-    """Special rows sampled in full, from a copy of their logits, and the others by temperature."""
+    """Sample special rows in full, from a copy of their logits, and the others by temperature."""
     special: Int32[Array, " K"] = arrays.special
     of_special = functools.partial(jnp.take, indices=special, axis=0, mode="clip")
     arrays_of_special = with_slot_state(

@@ -1,8 +1,8 @@
 """Finds the rows of a decoding batch whose block tables begin alike, and plans their work items.
 
 Rows are batched in the order in which they were admitted, so samples of one prompt are neighbours,
-as are requests that begin with the same system prompt. Only neighbours are compared. What rows
-share stays the same for many steps, so the last plans are kept.
+as are requests that begin with the same system prompt. Only neighbours are compared. Shared
+prefixes stay the same for many steps, so the last plans are cached.
 """
 
 import functools
@@ -16,8 +16,8 @@ from jaxinfer.kernels.attention.shared_prefix import KEYS, MOST_ITEMS_OF_A_ROW, 
 # Fewer keys are not worth a partial output. And keys that few rows share are mostly in the chip's
 # cache when the others read them: on an H200 attention of pairs took 14% longer, of fours 15% less.
 _FEWEST_KEYS, _FEWEST_ROWS = 128, 4
-# Work items to aim at, so that times 8 kv heads there is one for each block that runs at a time;
-# and what they should not be shorter than for it.
+# The target number of work items: times 8 kv heads, one for each block that runs at a time; and the
+# least keys of an item to reach it.
 _WANTED_ITEMS, _SHORTEST_ITEM = 32, 256
 
 
@@ -27,7 +27,7 @@ class Group(NamedTuple):
     Attributes:
         window: the first row of its work items, a multiple of 8.
         first: its own first row.
-        rows: how many it has, at least `_FEWEST_ROWS`.
+        rows: its number of rows, at least `_FEWEST_ROWS`.
         keys: a multiple of `KEYS`.
     """
 
@@ -43,7 +43,7 @@ class Group(NamedTuple):
 
 
 def most_items(rows: int) -> int:
-    """U of a batch, by its number of rows; each group's items beyond its first count towards it."""
+    """U, the most work items of a batch, by its number of rows."""
     return rows // _FEWEST_ROWS + _WANTED_ITEMS
 
 
@@ -110,7 +110,7 @@ def _shared_with_previous(
     fewest = -(-_FEWEST_KEYS // block_size)
     if block_tables.shape[1] < fewest:
         return keys
-    # One column tells nearly always that there is nothing to be found.
+    # Comparing one column nearly always shows that nothing is shared.
     alike = block_tables[1:, fewest - 1] == block_tables[:-1, fewest - 1]
     rows = 1 + np.flatnonzero(alike & (whole >= fewest))
     if len(rows):

@@ -39,7 +39,7 @@ from jaxinfer.serving.sampling.custom import CustomSampler, LogitsProcessor
 KVCache = tuple[Pages, ...]
 """The pages of each layer."""
 Forward = Callable[..., tuple[KVCache, Array, Array]]
-"""What `feed_last_tokens` is, or behaves as."""
+"""The signature of `feed_last_tokens` and its replacements."""
 
 
 @dataclass(frozen=True)
@@ -49,16 +49,16 @@ class StepContext:
     Attributes:
         config: the model's shape.
         mesh: the devices.
-        rules: which logical axis is split over which mesh axis.
-        kernels: which kernels compute attention and all else.
+        rules: map logical axes to mesh axes.
+        kernels: the kernels of all ops.
         block_size: S, tokens in a page.
         dtype: of activations, by name; each weight has its own.
         peer_buffers: whether small sums go through the devices' peer buffers (`peer_buffers.py`).
         logits_processor: a user's change of the logits, compiled into the sampler.
         sampler: a user's replacement of the draw.
         max_logprobs: most likeliest tokens that a step reports.
-        logprobs_mode: of which distribution mode "full" reports log-probabilities.
-        kv_cache_dtype: what pages hold.
+        logprobs_mode: the distribution whose log-probabilities mode "full" reports.
+        kv_cache_dtype: the dtype of pages.
     """
 
     config: ModelConfig
@@ -81,12 +81,12 @@ class StepContext:
 
     @property
     def has_custom_functions(self) -> bool:
-        """Whether a user's own code takes part in sampling."""
+        """True if a user's own code takes part in sampling."""
         return self.logits_processor is not None or self.sampler is not None
 
     @property
     def num_logprobs(self) -> int:
-        """How many likeliest tokens a step reports, where it reports any."""
+        """The number of likeliest tokens that a step reports, if it reports any."""
         return min(self.max_logprobs, self.config.vocab_size)
 
     @property
@@ -96,7 +96,7 @@ class StepContext:
 
     @property
     def axis(self) -> str | None:
-        """Mesh axis of tensor parallelism; None on one device, where a reduction is nothing."""
+        """Mesh axis of tensor parallelism; None on one device, where reductions are no-ops."""
         if self.mesh.size == 1:
             return None
         return self.rules.heads if self.num_devices > 1 else None
@@ -119,7 +119,7 @@ def prefill_step(
     shape: PrefillShape,
     part_sizes: Sequence[int] = (),
 ) -> tuple[KVCache, Float[Array, "B E"], Int32[Array, " rows"], Float[Array, "T E"] | None]:
-    """Feed packed ragged rows: prompts, chunks of prompts, and single tokens between them.
+    """Run the layers over packed ragged rows: prompts, chunks of prompts, and single tokens.
 
     Args:
         params: the parameter tree.
@@ -129,7 +129,7 @@ def prefill_step(
         peers: this device's row of `PeerBuffers.peers`; None leaves all sums to XLA.
         context: static.
         shape: the bucket; static.
-        part_sizes: of `run_layers`; static.
+        part_sizes: see `run_layers`; static.
 
     Returns:
         The pages; the final hidden state of each row's last token; for the sampler, its
@@ -190,7 +190,7 @@ def decode_step(
     shape: DecodeShape,
     forward: Forward = feed_last_tokens,
 ) -> tuple[KVCache, Float[Array, "B E"], Int32[Array, " rows"]]:
-    """Feed the newest token of each row; where its key and value go follows from the tables.
+    """Run the layers over each row's newest token; its key and value go where the tables say.
 
     Args:
         params: the parameter tree.
@@ -200,7 +200,7 @@ def decode_step(
         peers: this device's row of `PeerBuffers.peers`; None leaves all sums to XLA.
         context: static.
         shape: the bucket; static.
-        forward: takes the place of `feed_last_tokens`; static.
+        forward: replaces `feed_last_tokens`; static.
 
     Returns:
         The pages, the final hidden state of each row, and for the sampler its
@@ -253,7 +253,7 @@ def layer_function(
     axis: TensorAxis | None,
     max_query_len: int | None = None,
 ) -> LayerStep:
-    """Layers of one kind. Traced and lowered once for all: a jit inside a jit is cached."""
+    """The function of one kind of layer, traced and lowered once: a jit inside a jit is cached."""
     config, kernels, model = context.config, context.kernels, context.architecture
 
     @jax.jit
@@ -313,7 +313,7 @@ def write_and_attend(
     max_query_len: int | None = None,
     last_rows: Int32[Array, " B"] | None = None,
 ) -> tuple[Float[Array, "_ H D"], Pages]:
-    """One layer's attention from raw heads, of all tokens or some; and the pages with these in."""
+    """Write one layer's keys and values to the pages, then attend; returns output and pages."""
     config, kernels = context.config, context.kernels
     q, pages = context.architecture.write_heads(
         attention, heads, rotation, pages, tokens.slot_mapping, config, kernels

@@ -11,14 +11,14 @@ import jax.numpy as jnp
 
 from jaxinfer.serving.programs.step_inputs import StepInputs
 
-# Half as many tokens fill an H200's multiprocessors with tiles of the narrowest product twice over;
-# below, products of halves lose in their last wave about what the hidden sums would save.
+# Half of this many tokens give tiles of the narrowest product for two waves on an H200's
+# multiprocessors; with fewer, products of halves lose in their last wave what hidden sums save.
 _HALVED_TOKENS = 4096
 _TILE = 128  # rows of the tiles that products and attention kernels compute
 
 
 def part_sizes(num_tokens: int, num_devices: int) -> tuple[int, ...]:
-    """How many tokens of a prefill go through the layers together: all, or two halves in turn.
+    """The numbers of tokens of a prefill's parts: all in one part, or two halves in turn.
 
     The first half is a whole number of tiles and the larger one.
     """

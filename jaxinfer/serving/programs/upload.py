@@ -9,11 +9,11 @@ from jax.sharding import Sharding
 def upload(tree: Any, sharding: Sharding) -> Any:
     """The NumPy arrays of a tree on their devices; they must not change afterwards.
 
-    `jax.device_put` costs the host three times as much, because it takes anything from anywhere.
+    `jax.device_put` takes the host three times as long, because it is more general.
 
     Args:
         tree: NumPy arrays.
-        sharding: of every leaf.
+        sharding: sharding of every leaf.
     """
 
     def place(values: Any) -> jax.Array:

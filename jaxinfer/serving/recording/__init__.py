@@ -1,1 +1,1 @@
-"""Records which steps ran, what the host did in them, and a trace of both."""
+"""Records an engine's steps, the host's work in them, and a trace of both."""

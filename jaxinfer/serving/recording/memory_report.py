@@ -1,4 +1,4 @@
-"""Reports what holds the memory of an engine's devices, phase by phase."""
+"""Builds the memory report of an engine's devices, by owner and phase."""
 
 import dataclasses
 from collections.abc import Collection
@@ -12,10 +12,10 @@ from jaxinfer.serving.runner.runner import Runner
 
 
 def memory_report(runner: Runner, asleep: Collection[SleepTag] = ()) -> MemoryReport:
-    """What holds the memory of a runner's devices, phase by phase; from any thread.
+    """The memory report of a runner's devices, by owner and phase; from any thread.
 
     Args:
-        runner: of one engine.
+        runner: an engine's runner.
         asleep: its parts that sleep, and so hold nothing now.
     """
     memory = runner.memory
@@ -37,7 +37,7 @@ def memory_report(runner: Runner, asleep: Collection[SleepTag] = ()) -> MemoryRe
 
 
 def program_name(key: ProgramKey) -> str:
-    """A program's kind and sizes, without what is 0 or empty.
+    """A program's kind and sizes, without sizes that are 0 or empty.
 
     >>> from jaxinfer.serving.programs.layout import DecodeShape
     >>> program_name(DecodeShape(rows=16, width=64))

@@ -1,8 +1,8 @@
-"""Allows one recording of an engine at a time: a profile would show another's work."""
+"""Allows one recording of an engine at a time, as recordings would disturb each other."""
 
 
 class OneRecording:
-    """What is being recorded of an engine now; used in the engine's thread."""
+    """The recording of an engine that is running, if any; used in the engine's thread."""
 
     def __init__(self) -> None:
         self._running: tuple[str, str] | None = None
@@ -11,11 +11,11 @@ class OneRecording:
         """Claim the engine.
 
         Args:
-            subject: what is recorded, for others' messages: "memory".
-            how_to_end: what a caller does to end it.
+            subject: the kind of recording, for others' messages: "memory".
+            how_to_end: the way for a caller to end it.
 
         Raises:
-            RuntimeError: something is being recorded already; says what, and how to end it.
+            RuntimeError: another recording is running; names it, and the way to end it.
         """
         if self._running is not None:
             running, ends = self._running
@@ -25,5 +25,5 @@ class OneRecording:
         self._running = subject, how_to_end
 
     def end(self) -> None:
-        """Let others record."""
+        """End the recording, so that another may begin."""
         self._running = None

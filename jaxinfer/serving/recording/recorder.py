@@ -22,18 +22,17 @@ _DROPPED = "warmup"
 class StepRecorder:
     """A `StepObserver` that traces the active steps of a schedule; used in the engine's thread.
 
-    What is in flight is read before each phase begins, so that a trace holds whole steps and no
-    others.
+    Steps in flight are read before each phase begins, so that a trace holds whole steps only.
 
     Args:
         engine: observed until the schedule is done, or `close`.
         runner: its device side.
         directory: takes a directory `cycle-N` for each repetition.
-        schedule: which steps.
+        schedule: the steps to record.
 
     Attributes:
         cycles: the recorded steps of each repetition that has begun.
-        error: what went wrong with the trace, or None; nothing is recorded after it.
+        error: the trace's error, or None; nothing is recorded after it.
         programs: every program that a recorded step launched, by key.
     """
 
@@ -55,7 +54,7 @@ class StepRecorder:
         runner.span = self.span
 
     def before_step(self) -> None:
-        """Begin the phase that the next step is in, if it is another."""
+        """Begin the next step's phase, if it differs from the current one."""
         schedule, step = self._schedule, self._num_steps
         begins = self._phase is None or (schedule.begins(step) and self._has_moved)
         if not begins:
@@ -66,7 +65,7 @@ class StepRecorder:
         self._begin_phase(schedule.phase(step))
 
     def launched(self, schedule: Schedule) -> None:
-        """Keep what a report needs to know of an active step."""
+        """Record an active step's facts for the report."""
         self._num_steps += 1
         self._has_moved = True
         launched, self._runner.launched = self._runner.launched or [], []
@@ -87,7 +86,7 @@ class StepRecorder:
             self._leave()
 
     def program_tables(self) -> dict[str, list[object]]:
-        """Of each program by key: its module's name and its instructions' parts."""
+        """Each program's module name and its instructions' parts, by key."""
         texts = {key: compiled.as_text() or "" for key, compiled in self.programs.items()}
         return {key: list(read_program(text)) for key, text in texts.items()}
 
@@ -124,7 +123,7 @@ class StepRecorder:
 
 
 def step_facts(schedule: Schedule, programs: tuple[str, ...]) -> StepFacts:
-    """What a report needs to know of a step, from its schedule."""
+    """The facts of a step that a report needs, from its schedule."""
     rows = schedule.rows
     return StepFacts(
         kind="prefill" if schedule.num_prefill_tokens else "decode",

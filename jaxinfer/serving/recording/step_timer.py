@@ -12,16 +12,16 @@ from jaxinfer.serving.scheduler.schedule import Schedule
 
 
 class StepTimer:
-    """A `StepObserver` that notes when each part of a step begins and ends, in about 1 us each.
+    """A `StepObserver` that records the begin and end of each part of a step, in about 1 us each.
 
-    What is in flight is read before it begins and before it ends; in between, the engine launches
-    ahead as always.
+    Steps in flight are read before it begins and before it ends; in between, the engine launches
+    ahead as usual.
 
     Args:
         started: observed until `close`.
 
     Attributes:
-        steps: those that were launched and read; filled by `close`.
+        steps: the steps that were launched and read; filled by `close`.
     """
 
     def __init__(self, started: StartedReplica) -> None:
@@ -37,12 +37,12 @@ class StepTimer:
         """Nothing to do."""
 
     def launched(self, schedule: Schedule) -> None:
-        """Note the step's kind and length."""
+        """Record the step's kind and length."""
         kind: Kind = "prefill" if schedule.num_prefill_tokens else "decode"
         self._launches.append((kind, schedule.num_steps))
 
     def span(self, name: str) -> AbstractContextManager[object]:
-        """Notes the times of a part."""
+        """Record the times of a part."""
         return _Timed(name, self._spans)
 
     def close(self) -> None:

@@ -17,10 +17,10 @@ class Member:
     """A replica with its requests and their load.
 
     Attributes:
-        index: which one it is.
+        index: the replica's index.
         started: its engine and its two sides.
-        replica: who runs it.
-        num_requests: unfinished requests that it was sent.
+        replica: the runner of its engine, in a thread of its own or in turn.
+        num_requests: unfinished requests that were sent to it.
         num_sequences: completions of these.
         load: `request_load` of these, added up.
     """
@@ -39,10 +39,10 @@ class FrontRequest:
 
     Attributes:
         new: as the caller asked for it.
-        group: what its engine runs, or will.
-        member: where it is; None while it stands in the queue.
+        group: the `RequestGroup` that its engine runs, or will run.
+        member: its replica; None while it is in the queue.
         load: its part of its replica's load.
-        cause: what its sink raised, which ends it.
+        cause: the exception of its sink, which ends it.
     """
 
     new: NewRequest
@@ -58,8 +58,8 @@ class FrontQueue:
     Args:
         token_budget: most tokens of a replica's step.
         max_num_seqs: most sequences that a replica runs at once. It is sent a quarter more, so that
-            a sequence that ends is followed in the next step.
-        is_fair: as of `Scheduler`.
+            a sequence that ends is replaced in the next step.
+        is_fair: see `Scheduler`.
     """
 
     def __init__(self, token_budget: int, max_num_seqs: int, *, is_fair: bool = False) -> None:
@@ -103,11 +103,11 @@ class FrontQueue:
             member.load -= request.load
 
     def sent_to(self, member: Member) -> list[FrontRequest]:
-        """The unfinished requests that a replica was given."""
+        """The unfinished requests that were sent to a replica."""
         return [request for request in self._requests.values() if request.member is member]
 
     def send_while_there_is_room(self, members: Sequence[Member]) -> None:
-        """Send requests off in their order as long as one of `members` can do with more."""
+        """Send requests in order as long as one of `members` has room."""
         while self._queue:
             free = [m for m in members if m.num_sequences < self._enough_sequences]
             if not free:
@@ -115,12 +115,12 @@ class FrontQueue:
             self.send(self._queue.first(), free)
 
     def send_all(self, members: Sequence[Member]) -> None:
-        """Send all queued requests off, in their order."""
+        """Send all queued requests, in order."""
         for request in self._queue.by_rank():
             self.send(request, members)
 
     def send(self, request: FrontRequest, members: Sequence[Member]) -> Member:
-        """Send a request that stands here to that one of `members` that suits it best."""
+        """Send a queued request to the best of `members`."""
         self._queue.remove(request.new.key)
         views = [
             ReplicaView(

@@ -31,20 +31,21 @@ class ReplicaGroup:
     """Replicas of one model; like `Engine`, one thread at a time.
 
     Requests stand in one queue while every replica has a little more than it can run; then the
-    first goes to one replica (`choose_replica`) and stays there. What a step brings is handed
-    to the callers in the thread that calls `step`. Requests without a seed draw theirs here, in the
-    order in which they come, so that outputs do not depend on which replica made them.
+    first goes to one replica (`choose_replica`) and stays there. Outputs are delivered in the
+    thread that calls `step`. Requests without a seed draw theirs here, in the order in which they
+    come, so that outputs do not depend on which replica made them.
 
-    A replica whose step raises what its engine can't contain is left out from then on: its requests
-    end with the reason "error", the others' go on.
+    A replica whose step raises an error that its engine can't contain is removed: its requests end
+    with the reason "error", the others' go on.
 
     Args:
         started: the replicas' engines.
         token_budget: most tokens of a replica's step.
         max_num_seqs: most sequences that a replica runs at once.
-        seed: what requests without a seed of their own derive theirs from.
-        threads: each replica is run by a thread of its own, or all in turn by the caller's.
-        is_fair: as of `Scheduler`.
+        seed: source of the seeds of requests without one of their own.
+        threads: whether each replica runs in a thread of its own; otherwise all run in turn in the
+            caller's.
+        is_fair: see `Scheduler`.
     """
 
     def __init__(
@@ -72,12 +73,12 @@ class ReplicaGroup:
 
     @property
     def has_unfinished(self) -> bool:
-        """Whether a request is running or waiting, or an output has not been taken."""
+        """True if a request is running or waiting, or an output has not been taken."""
         return bool(self._front or self._outputs)
 
     @property
     def failure(self) -> StepError | None:
-        """Why it takes no request any more, once every replica has failed; any thread may ask."""
+        """The error of the last replica, once all have failed; None before. Any thread may ask."""
         if len(self._dead) < len(self._members):
             return None
         return StepError(f"every replica has failed: {self._members[0].replica.failure}")
@@ -112,12 +113,12 @@ class ReplicaGroup:
         """End a request after the step that its replica is in; its sink gets a last output.
 
         Returns:
-            Whether there was an unfinished request of that id.
+            True if there was an unfinished request of that id.
         """
         request = self._front.get(request_id)
         if request is None:
             return False
-        # An engine is to end it, whichever.
+        # Any engine can end it.
         member = request.member or self._front.send(request, self._members)
         replica = member.replica
         was_unfinished = replica.call(lambda: replica.engine.abort(request_id))
@@ -127,7 +128,7 @@ class ReplicaGroup:
         return was_unfinished
 
     def step(self) -> None:
-        """Have each replica that has requests advance; returns when the first of them has.
+        """Step every replica that has requests; returns when the first of them is done.
 
         Raises:
             StepError: every replica has failed for good.
@@ -141,7 +142,7 @@ class ReplicaGroup:
         while not self._ended.empty():
             self._ended.get()
         self._deliver()
-        self._leave_out_the_dead()
+        self._remove_failed_replicas()
         self._front.send_while_there_is_room(self._alive())
 
     def take_outputs(self) -> list[RequestOutput]:
@@ -152,8 +153,8 @@ class ReplicaGroup:
     def update_params(self, params: Mapping[str, Any] | ParamsWriter) -> None:
         """Swap the weights of all replicas before any of them steps again.
 
-        Arrays that lie right are used without a copy, be it on a mesh over all replicas or on the
-        devices of one; others are copied to the devices that lack them. Otherwise as
+        Arrays that are placed right, on a mesh over all replicas or on the devices of one, are used
+        without a copy; others are copied to the devices that lack them. Otherwise as
         `Engine.update_params`.
 
         Raises:
@@ -172,7 +173,7 @@ class ReplicaGroup:
                 member.replica.call(lambda engine=engine, tree=tree: engine.update_params(tree))
             except StepError as error:  # its device failed; the others must not keep old weights
                 member.replica.failure = error
-        self._leave_out_the_dead()
+        self._remove_failed_replicas()
 
     def reset_prefix_cache(self) -> None:
         """Empty the prefix cache of every replica; running requests keep their blocks."""
@@ -182,27 +183,27 @@ class ReplicaGroup:
 
     @property
     def can_sleep(self) -> bool:
-        """Always: all of it lies in this process."""
+        """True: all replicas are in this process."""
         return True
 
     def sleep(self, *, keep_params: bool) -> None:
-        """As `Engine.sleep`, of every replica or of none: see `sleep_all`."""
+        """Put all replicas to sleep, or none of them: see `Engine.sleep` and `sleep_all`."""
         self._check_alive()
-        self._leave_out_the_dead()
+        self._remove_failed_replicas()
         try:
             sleep_all(self._alive(), keep_params=keep_params)
         finally:
             self._deliver()
-            self._leave_out_the_dead()
+            self._remove_failed_replicas()
 
     def wake_params(self) -> None:
-        """As `Engine.wake_params`, of every replica."""
+        """Take the parameters of every replica back: see `Engine.wake_params`."""
         self._check_alive()
         for member in self._alive():
             member.replica.call(member.replica.engine.wake_params)
 
     def wake_cache(self) -> None:
-        """As `Engine.wake_cache`, of every replica."""
+        """Allocate the cache of every replica again: see `Engine.wake_cache`."""
         self._check_alive()
         for member in self._alive():
             member.replica.call(member.replica.engine.wake_cache)
@@ -243,7 +244,7 @@ class ReplicaGroup:
             self._hand_out(request, output)
 
     def _hand_out(self, request: FrontRequest, output: AnyOutput) -> None:
-        """Give a caller its output; a sink that raises ends its request, and hears of that once."""
+        """Give a caller its output; if the sink raises, its request ends, with one last output."""
         if request.new.sink is None:
             if isinstance(output, RequestOutput):
                 self._outputs.append(output)
@@ -264,23 +265,23 @@ class ReplicaGroup:
     def _alive(self) -> list[Member]:
         return [member for member in self._members if member.index not in self._dead]
 
-    def _leave_out_the_dead(self) -> None:
-        """Go on without replicas that failed for good; their requests have got their errors."""
+    def _remove_failed_replicas(self) -> None:
+        """Remove replicas that failed for good; their requests have already been failed."""
         for member in self._alive():
             failure = member.replica.failure
             if failure is not None:
                 self._dead.add(member.index)
                 logger.error(
-                    "replica %d of %d is left out: %s", member.index, len(self._members), failure
+                    "replica %d of %d is removed: %s", member.index, len(self._members), failure
                 )
                 self._end_all_of(member, f"its replica failed: {failure}")
         if not self._alive():
-            self._front.send_all(self._members[:1])  # where they get their errors
+            self._front.send_all(self._members[:1])  # whose `step` fails them
             self._end_all_of(self._members[0], str(self._members[0].replica.failure))
             self._check_alive()
 
     def _end_all_of(self, member: Member, reason: str) -> None:
-        """End what a dead replica has, by its engine as far as that still works."""
+        """End the requests of a failed replica, through its engine if that still works."""
         engine = member.replica.engine
         try:
             # Actions posted meanwhile run before this.
@@ -301,5 +302,5 @@ class ReplicaGroup:
 
 
 def _for_replica(params: Any, wanted: Mapping[str, Any]) -> Any:
-    """What a replica's engine takes: its own tree, or the writer, which makes each its own."""
+    """The argument of a replica's engine: its own tree, or the writer, which makes one for each."""
     return params if isinstance(params, ParamsWriter) else replica_params(params, wanted)

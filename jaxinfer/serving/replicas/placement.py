@@ -13,8 +13,8 @@ Index = tuple[slice, ...]
 def replica_params(params: Mapping[str, Any], wanted: Mapping[str, Any]) -> dict[str, Any]:
     """The tree on one replica's devices.
 
-    An array that lies on a larger mesh, or on other devices, is used as far as this replica's
-    devices hold just what they need of it; else it is copied to them.
+    An array on a larger mesh, or on other devices, is used without a copy if this replica's devices
+    hold exactly the shards that they need; otherwise it is copied to them.
 
     Args:
         params: JAX or NumPy arrays.

@@ -1,4 +1,4 @@
-"""One engine of a group and the thread that runs it: the caller's thread in turn, or its own.
+"""One engine of a group and the thread that runs it: the caller's, in turn, or its own.
 
 Only the thread that runs an engine uses it: other threads post actions, which run in order between
 two steps.
@@ -23,8 +23,8 @@ class ReplicaInTurn:
 
     Attributes:
         engine: the engine; `prepare` and `num_cached_tokens` may be called at any time.
-        failure: what its last step raised; such an engine is dead.
-        is_stepping: whether steps that were asked for have not ended.
+        failure: the error of its last step; such an engine has failed for good.
+        is_stepping: whether requested steps are still running.
     """
 
     def __init__(self, engine: Engine) -> None:
@@ -36,33 +36,33 @@ class ReplicaInTurn:
         """Run one step in the caller's thread."""
         try:
             self.engine.step()
-        except BaseException as error:  # the group says what becomes of a dead engine
+        except BaseException as error:  # the group handles failed engines
             self.failure = error
 
     def post(self, action: Action) -> None:
-        """Do it now."""
+        """Run the action now."""
         action()
 
     def call(self, action: Action) -> Any:
-        """Do it now."""
+        """Run the action now."""
         return action()
 
     def close(self) -> None:
-        """Nothing to end."""
+        """Do nothing: there is no thread."""
 
 
 class ReplicaThread:
-    """One that a thread of its own runs, so that launching for it need not wait for another's.
+    """An engine that runs in a thread of its own, so that its launches wait for no other replica's.
 
-    Attributes as of `ReplicaInTurn`.
+    Attributes as in `ReplicaInTurn`.
 
     Args:
         engine: used by this replica only.
-        name: of the thread.
-        wake: called in the thread when steps that were asked for have ended.
-        wants_to_go_on: whether another step may follow without a report; called in the thread
-            after each step.
-        within: makes a block that the thread is in from its begin to its end.
+        name: the thread's name.
+        wake: called in the thread when requested steps have ended.
+        wants_to_go_on: returns True if another step may follow without a report; called in the
+            thread after each step.
+        within: makes a context manager that the thread runs in.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class ReplicaThread:
 
     @property
     def is_stepping(self) -> bool:
-        """Whether steps that were asked for have not ended."""
+        """True if requested steps are still running."""
         return self._num_asked != self._num_ended
 
     def step(self) -> None:
@@ -112,7 +112,7 @@ class ReplicaThread:
                     break
                 if not self._wants_to_go_on():
                     break
-        except BaseException as error:  # the group says what becomes of a dead engine
+        except BaseException as error:  # the group handles failed engines
             self.failure = error
         finally:
             self._num_ended += 1

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-_ALWAYS_ACCEPTED = 8  # sequences; a step of so few rows takes hardly longer than a step of one
+_ALWAYS_ACCEPTED = 8  # sequences; a step of so many rows takes hardly longer than a step of one
 
 
 @dataclass(frozen=True, slots=True)
@@ -11,9 +11,9 @@ class ReplicaView:
     """The router's view of a replica.
 
     Attributes:
-        index: which one it is.
+        index: the replica's index.
         num_cached_tokens: leading tokens of the new request's prompt that it has in its cache.
-        num_sequences: unfinished sequences that it was given.
+        num_sequences: unfinished sequences that were sent to it.
         load: `request_load` of these, added up.
     """
 
@@ -24,11 +24,11 @@ class ReplicaView:
 
 
 def request_load(num_sequences: int, num_new_tokens: int, token_budget: int) -> int:
-    """What a request adds to its replica's load.
+    """A request's contribution to its replica's load.
 
     Every decode step has a row for each sequence, so these count first; tokens that must be
-    computed weigh as much as a sequence when they fill a step. Integers, so that what was added can
-    be taken off exactly.
+    computed weigh as much as a sequence when they fill a step. Integers, so that it can be
+    subtracted exactly.
 
     Args:
         num_sequences: completions of the prompt.
@@ -39,12 +39,12 @@ def request_load(num_sequences: int, num_new_tokens: int, token_budget: int) -> 
 
 
 def choose_replica(replicas: Sequence[ReplicaView]) -> int:
-    """The index of the replica that holds most of the prompt, and of such the least loaded one.
+    """The index of the replica that caches most of the prompt; among equals, the least loaded.
 
-    A prefix that all prompts begin with must not keep all of them on the replica that met it
-    first, so a replica with more than 8 sequences and half as many again as another is passed over:
-    the prefix is then computed once more, elsewhere, and after that there is a choice. Ties go to
-    the lowest index, so that equal requests in an equal order take equal ways.
+    A prefix that all prompts begin with must not keep all of them on the first replica that
+    computed it, so a replica with more than 8 sequences and 1.5 times as many as another is
+    skipped: the prefix is then computed once more on another replica, and both can serve it. Ties
+    go to the lowest index, so that routing is deterministic.
 
     Args:
         replicas: the replicas that are alive, at least one.

@@ -7,13 +7,13 @@ from jaxinfer.serving.replicas.front_queue import Member
 
 
 def sleep_all(members: Sequence[Member], *, keep_params: bool) -> None:
-    """Give back the device memory of all replicas; if one of them can't, the others wake up.
+    """Free the device memory of all replicas; if one of them can't, the others wake up.
 
-    A replica whose memory can't be taken back for that has `Replica.failure` set, and so has one
-    that fails in dropping its weights when others have dropped theirs: then the others sleep.
+    A replica that then can't wake up gets `Replica.failure`; so does one that fails to drop its
+    weights after others have dropped theirs, in which case the others sleep.
 
     Args:
-        members: the replicas, none of which has failed.
+        members: the replicas; none has failed.
         keep_params: as in `Engine.sleep`.
 
     Raises:

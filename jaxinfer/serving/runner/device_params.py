@@ -18,7 +18,7 @@ from jaxinfer.serving.programs.upload import upload
 
 @runtime_checkable
 class ParamsWriter(Protocol):
-    """New parameters that are still to be computed, into memory of the old ones if that may be."""
+    """Parameters that are still to be computed, into memory of the old ones where allowed."""
 
     def write(
         self, wanted: Mapping[str, Any], reusable: Mapping[str, Any] | None
@@ -27,7 +27,7 @@ class ParamsWriter(Protocol):
         ...
 
     def describe(self) -> dict[str, str]:
-        """What decides the program that computes them, for several processes to compare."""
+        """Properties that determine the conversion program, for several processes to compare."""
         ...
 
 
@@ -52,7 +52,7 @@ def given_dtype(params: Mapping[str, Any]) -> jnp.dtype:
 def describe_params(
     params: Mapping[str, Any], config: ModelConfig, mesh: Mesh, rules: ShardingRules
 ) -> dict[str, Any]:
-    """What the tree must be: ``jax.ShapeDtypeStruct`` with shardings, in the dtype it comes in.
+    """The required tree: ``jax.ShapeDtypeStruct`` with shardings, in the dtype of `params`.
 
     Raises:
         ValueError: as `given_dtype`.
@@ -85,7 +85,7 @@ def place_params(params: Mapping[str, Any], wanted: Mapping[str, Any]) -> Mappin
 
 
 def check_like(params: Any, wanted: Any, *, placed: bool = False) -> None:
-    """Raise unless `params` has the structure, shapes and dtypes of `wanted`.
+    """Check that `params` has the structure, shapes and dtypes of `wanted`.
 
     Args:
         params: a tree of arrays.

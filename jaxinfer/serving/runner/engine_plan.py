@@ -16,16 +16,16 @@ class EnginePlan:
     """The plan of an engine.
 
     Attributes:
-        platform: of the devices: "cpu", "gpu".
+        platform: platform of the devices: "cpu", "gpu".
         buckets: the shapes of its steps.
         programs: lowers them.
-        compiled: compiles them; holds what the memory was measured with.
-        lowering: what lowers them for it.
-        counter: what XLA has built since planning began.
-        report: what to tell the user.
-        seconds: how long planning took.
-        memory_mark: what the devices said before it, with the weights on them.
-        slot_bytes: what is kept of running sequences, on each device.
+        compiled: compiles them; has the programs that the memory was measured with.
+        lowering: lowers them.
+        counter: counts XLA's compilations since planning began.
+        report: the start-up report for the user.
+        seconds: duration of the planning.
+        memory_mark: the devices' memory before planning, with the weights loaded.
+        slot_bytes: bytes of running sequences' state, on each device.
     """
 
     platform: str

@@ -23,14 +23,14 @@ class _Slab:
 
 
 class HostInputs:
-    """Hands batches to programs at addresses that stay the same.
+    """Passes batches to programs at addresses that stay the same.
 
-    A batch of its own upload would cost the host the upload, a wait for the thread that makes it,
-    and, because the device's allocator then moves temporaries, an update of every node of the
-    program's CUDA graph: together more than all the rest of a launch of few rows.
+    Uploading each batch would cost the host the upload, a wait for the thread that does it, and,
+    because the device's allocator then moves temporaries, an update of every node of the program's
+    CUDA graph: together more than all the rest of a launch of few rows.
 
     JAX's arrays are immutable, and these are written to: no program may still read one, which
-    `read_by` ensures, and nothing else may hold one.
+    `read_by` ensures, and no other code may hold one.
 
     Args:
         sharding: of the arrays: whole for every device, in pinned host memory.
@@ -49,7 +49,7 @@ class HostInputs:
         """
         slabs = self._slabs.setdefault(packed.size, [])
         if len(slabs) < _IN_TURN:
-            array = upload(packed.copy(), self._sharding)  # a CPU keeps what it is given
+            array = upload(packed.copy(), self._sharding)  # a CPU keeps the array that it is given
             array.block_until_ready()
             slab = _Slab(array, _views(array))
         else:
@@ -63,7 +63,7 @@ class HostInputs:
         return slab.array
 
     def read_by(self, result: jax.Array) -> None:
-        """Name a result of the program that the latest array was handed to."""
+        """Register a result of the program that reads the latest array."""
         if self._latest is not None:
             self._latest.reader = result
 

@@ -13,7 +13,7 @@ from jaxinfer.serving.scheduler.schedule import Schedule, ScheduledRow
 
 
 class UnsampledStep(NamedTuple):
-    """A step whose tokens are drawn, if its forward pass does not draw them, by another program.
+    """A step whose forward pass was launched; its sampler may still have to be.
 
     Attributes:
         schedule: the rows that were launched.
@@ -33,7 +33,7 @@ class InFlightStep(NamedTuple):
         sampled: int32 ``[B, columns]``, or ``[positions, B, columns]`` of a step that verifies or a
             multi-step decode, in pinned host memory once the device is done.
         readouts: on the device.
-        rows: of the schedule.
+        rows: the schedule's rows.
         proposed: each row's proposed tokens, if some row had any.
     """
 
@@ -44,11 +44,11 @@ class InFlightStep(NamedTuple):
 
 
 class Launched(NamedTuple):
-    """A step that was handed to the thread that launches.
+    """A step that was submitted to the launching thread.
 
     Attributes:
         schedule: its rows.
-        result: what the launch returns or raises.
+        result: the future of the launch.
     """
 
     schedule: Schedule

@@ -45,7 +45,7 @@ def _maker(
 
 
 def free(*trees: object) -> None:
-    """Give back the memory of all arrays now, even if something still refers to them."""
+    """Free the memory of all arrays now, even if references to them remain."""
     for leaf in jax.tree.leaves(trees):
         if isinstance(leaf, jax.Array) and not leaf.is_deleted():
             leaf.delete()
@@ -61,7 +61,7 @@ def copy_blocks(
 
     Args:
         kv: the pages; donated.
-        pairs: (block to read, block to write); no block is in both places.
+        pairs: (block to read, block to write); no block is both read and written.
         program: gives the compiled `copy_blocks` of a key.
         whole: places an array on every device.
 
@@ -69,7 +69,7 @@ def copy_blocks(
         The new pages.
 
     Raises:
-        ValueError: a block that can't be held is named; nothing is copied then.
+        ValueError: a block number is out of range; nothing is copied then.
     """
     ids = np.array(pairs, np.int32).T
     num_blocks = kv[0].k.shape[0]

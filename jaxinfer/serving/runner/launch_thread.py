@@ -10,11 +10,11 @@ from typing import Any
 class LaunchThread:
     """Runs launches one after the other, in a thread of its own that starts with the first.
 
-    XLA prepares and starts a program without the interpreter's lock. For a step of few rows that
-    takes the host as long as the step takes the device.
+    XLA prepares and starts a program without the interpreter's lock. For a step of few rows, that
+    takes the host as long as the step itself takes on the device.
 
     Args:
-        within: makes the context that the thread is in, as `JaxSettings.held`.
+        within: makes the context manager that the thread runs in, such as `JaxSettings.held`.
     """
 
     def __init__(self, within: Callable[[], AbstractContextManager[object]]) -> None:
@@ -27,13 +27,13 @@ class LaunchThread:
         """Run `launch` in the thread, after everything that was submitted before it.
 
         Returns:
-            What it returns or raises.
+            The future of its result.
         """
         self._latest = future = self._executor.submit(launch, *args, **kwargs)
         return future
 
     def run[**P, T](self, launch: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> Future[T]:
-        """As `submit`, but in the caller's thread; returns when it has returned or raised."""
+        """Run `launch` in the caller's thread, after all submitted ones; the future is done."""
         self.wait()
         future: Future[T] = Future()
         try:
@@ -54,7 +54,7 @@ class LaunchThread:
 
 
 _here = threading.local()
-"""The context of each thread, as long as it runs."""
+"""Each thread's context manager, held while it runs."""
 
 
 def _enter(within: Callable[[], AbstractContextManager[object]]) -> None:

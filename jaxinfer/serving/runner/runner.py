@@ -45,23 +45,23 @@ class Runner:
 
     Args:
         params: the parameter tree, placed as `plan.programs` wants it; used without a copy.
-        plan: how the engine runs; closed with the runner, or if it can't be made.
+        plan: the engine's plan; closed with the runner, or if the runner can't be made.
         config: sizes, compilation, swapping.
         eos_token_ids: tokens that min_tokens bans.
         tokenizer: needed for bad words only.
-        owns_params: whether nothing else holds the parameters, so that they may be overwritten.
+        owns_params: whether the runner alone holds the parameters, so that they may be overwritten.
 
     Attributes:
-        report: what to tell the user at start-up.
-        memory: what arrays and programs take of the devices.
+        report: the start-up report for the user.
+        memory: the device memory of arrays and programs.
         weights: the parameters.
-        launcher: what launches, and the arrays that it launches on.
+        launcher: launches programs, and holds the arrays that they run on.
         num_kv_blocks: P, block 0 included.
         num_host_blocks: blocks of host memory for swapping.
         max_model_len: most tokens of a sequence.
         max_num_batched_tokens: most tokens of a step.
         compiles_ahead: whether `compile_all` is wanted before the first request.
-        span: for recordings: of packing a step.
+        span: for recordings: the span of packing a step.
 
     Raises:
         CapacityError: there is too little host memory for the swap space.
@@ -135,12 +135,12 @@ class Runner:
 
     @property
     def wanted_params(self) -> Mapping[str, Any]:
-        """What parameters must be: `jax.ShapeDtypeStruct` with shardings."""
+        """The required parameters: a tree of `jax.ShapeDtypeStruct` with shardings."""
         return self.weights.wanted
 
     @property
     def launched(self) -> list[tuple[ProgramKey, jax.stages.Compiled]] | None:
-        """For recordings: takes programs as they are launched; None where there is no recording."""
+        """For recordings: a list that launched programs are appended to, or None."""
         return self.launcher.launched
 
     @launched.setter
@@ -152,26 +152,26 @@ class Runner:
         """Programs that XLA has built in this process since its planning began.
 
         Raises:
-            RuntimeError: as `CompilationCounter.count`.
+            RuntimeError: see `CompilationCounter.count`.
         """
         return self._plan.counter.count
 
     @property
     def seconds_waited_for_programs(self) -> float:
-        """How long steps have waited for programs that were compiled at their first use."""
+        """Seconds that steps have waited for programs to compile at their first use."""
         return self._compiled.seconds_waited
 
     @property
     def multi_step(self) -> MultiStep:
-        """Which launches may have several decode steps."""
+        """The launches that may have several decode steps."""
         return MultiStep(self._buckets.num_steps, MULTI_STEP_ROWS)
 
     def compile_all(self) -> None:
-        """Compile every program there is, so that nothing compiles while requests run.
+        """Compile all programs, so that nothing compiles while requests run.
 
-        Then allocate the pages: XLA tries kernels out while it compiles, which takes memory. One
-        accelerator then runs every program, so that requests meet them warm: where executables of
-        all were on disk, each while others are still read, into pages allocated before.
+        The pages are allocated afterwards, because XLA's autotuning takes device memory. A single
+        accelerator then runs every program once to warm it up. If all executables were on disk, the
+        pages are allocated first, and each program runs while others are still read.
         """
         start, allocate_s = time.perf_counter(), self._allocate_s
         compile_ahead(
@@ -185,10 +185,10 @@ class Runner:
         self._compile_s = time.perf_counter() - start - (self._allocate_s - allocate_s)
 
     def start_up_times(self, load_s: float) -> StartUpTimes:
-        """Where the time went until now, which is the end of the start.
+        """The times of the start's phases, up to now.
 
         Args:
-            load_s: what passed before this runner was made.
+            load_s: seconds before this runner was made.
         """
         return StartUpTimes(
             load_s=load_s,
@@ -205,11 +205,11 @@ class Runner:
         """Start a step and return at once; its tokens stay on the device for the next one.
 
         Args:
-            schedule: from the scheduler; blocks are swapped first, out and then in. With rows
-                that are host-dependent, the result is for `sample`, before another launch.
+            schedule: from the scheduler; blocks are swapped first, out and then in. With
+                host-dependent rows, pass the result to `sample` before another launch.
 
         Raises:
-            Exception: the step fits no program. What the device raises, `fetch` does.
+            Exception: the step fits no program. Errors of the device are raised by `fetch`.
         """
         if self.resident.kv is None:
             self.reset_cache()
@@ -218,7 +218,7 @@ class Runner:
         return self._submit(schedule, self.launcher.launch, schedule, batch)
 
     def sample(self, step: Launched, constraints: StepConstraints) -> Launched:
-        """Draw the tokens of a step with host-dependent rows; all earlier tokens are read."""
+        """Sample a step with host-dependent rows, once all earlier tokens are read."""
         schedule, unsampled = step
         updates = self._builder.slot_edits.constrain(schedule, constraints)
         return self._submit(schedule, self.launcher.sample, unsampled, *updates)
@@ -249,7 +249,7 @@ class Runner:
             raise RuntimeError("several processes can't go back to the same step")
         self._launches.wait()
         start = time.perf_counter()
-        # First, because that waits until no GPU runs a step that would write to the old ones.
+        # First, because that waits for all GPUs to finish steps that write to the old ones.
         fresh = [peer_buffers.allocate(peers) for peers in self._programs.peers]
         self._free_cache()
         disk = self._config.compilation_cache_dir
@@ -264,10 +264,10 @@ class Runner:
         self.memory.mark("KV cache allocated")
 
     def update_params(self, params: Mapping[str, Any] | ParamsWriter) -> None:
-        """Take other weights from the next launch on.
+        """Use other weights from the next launch on.
 
-        A tree is used without a copy and stays its owner's. A writer's parameters are the runner's
-        own, and the next writer gets their memory.
+        A tree is used without a copy and stays its owner's. A writer's parameters are owned by the
+        runner, and the next writer reuses their memory.
 
         Raises:
             ValueError: names the first leaf whose path, shape, dtype or sharding differs.
@@ -279,9 +279,9 @@ class Runner:
         self._use_weights()
 
     def sleep(self, *, keep_params: bool) -> None:
-        """Give back the memory of parameters, pages and slots; nothing is in flight.
+        """Free the memory of parameters, pages and slots; no step may be in flight.
 
-        Parameters that are the caller's are not deleted, but no longer used either. With
+        The caller's own parameters are not deleted, but no longer used either. With
         `keep_params` a copy stays in pinned host memory, for `wake_params`.
 
         Raises:

@@ -12,15 +12,15 @@ from jaxinfer.serving.runner.engine_plan import EnginePlan
 
 
 class RunnerMemory:
-    """Memory of an engine's devices, all figures those of one of them; any thread may ask.
+    """The memory of an engine's devices, in bytes of one of them; any thread may ask.
 
     Args:
-        plan: how the engine runs.
+        plan: the engine's plan.
         devices: `jax.Device`s of this process.
 
     Attributes:
         devices: the same.
-        marks: what the devices said after each phase of the engine's start.
+        marks: the devices' memory after each phase of the engine's start.
         block_bytes: of a KV block, over all layers.
     """
 
@@ -31,13 +31,13 @@ class RunnerMemory:
         self._plan = plan
 
     def mark(self, phase: PhaseName) -> None:
-        """Keep what the devices say at the end of a phase; a repeated one is ignored."""
+        """Record the devices' memory at the end of a phase; a repeated phase is ignored."""
         if all(mark.phase != phase for mark in self.marks):
             self.marks.append(memory_mark(phase, self.devices))
 
     @property
     def held(self) -> HeldBytes:
-        """What the engine holds while no part of it sleeps."""
+        """The bytes that the engine holds while no part of it sleeps."""
         largest = self.largest_program()
         return HeldBytes(
             weights=self._plan.report.weight_bytes,

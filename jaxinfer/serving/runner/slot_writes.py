@@ -13,12 +13,12 @@ from jaxinfer.serving.slots.slot_updates import CountsUpdate, EditsUpdate, Masks
 
 
 class SlotWriter:
-    """Writes updates into the state of slots, which it takes over and gives back.
+    """Writes updates into the state of slots, which is donated and returned.
 
     Args:
         compiled: the engine's programs.
         upload: copies a pytree of NumPy arrays to all devices.
-        settle: waits for an array where devices run one program at a time.
+        settle: waits for an array if devices run one program at a time.
     """
 
     def __init__(
@@ -39,7 +39,7 @@ class SlotWriter:
         return state
 
     def masks(self, state: SlotState, updates: Iterable[MasksUpdate]) -> SlotState:
-        """Replace which tokens some slots allow."""
+        """Replace the masks of allowed tokens of some slots."""
         for update in updates:
             set_masks = self._compiled[SetMasksKey(len(update.slots))]
             allowed = set_masks(state.edits.allowed, *self._upload(update))

@@ -23,19 +23,19 @@ from jaxinfer.serving.slots.slot_updates import EditsUpdate, MasksUpdate
 
 
 class StepLauncher:
-    """Launches steps, one call at a time, in whichever thread.
+    """Launches steps, one call at a time, from any thread.
 
     Args:
         plan: has the compiled programs.
         host_blocks: host memory for swapping.
         watchdog: bounds the time of each program.
-        await_each: whether devices get one program at a time. Emulated ones do: collectives that
-            wait for each other on few cores can deadlock.
+        await_each: whether devices get one program at a time, as emulated ones must: collectives
+            that wait for each other on few cores can deadlock.
 
     Attributes:
-        resident: the arrays that the engine keeps, which launches replace; None where something
-            sleeps or is not allocated yet.
-        launched: for recordings: takes programs as they are launched.
+        resident: the arrays that the engine keeps, which launches replace; None for arrays that
+            sleep or are not allocated yet.
+        launched: for recordings: the list that launched programs are appended to.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class StepLauncher:
         self._writer = SlotWriter(plan.compiled, self._upload, self.await_if_emulated)
 
     def launch(self, schedule: Schedule, batch: Batch) -> InFlightStep | UnsampledStep:
-        """Swap blocks, write slots, run the forward pass and, but for host-dependent rows, sample.
+        """Swap blocks, write slots, run the forward pass and, without host-dependent rows, sample.
 
         Raises:
             Exception: a program can't be compiled or launched.
@@ -87,17 +87,17 @@ class StepLauncher:
         edits: Sequence[EditsUpdate],
         masks: Sequence[MasksUpdate],
     ) -> InFlightStep:
-        """Write what slots of host-dependent rows must be told, and sample their step."""
+        """Write the updates of host-dependent rows' slots, and sample their step."""
         self._write_slots(self._writer.edits, edits)
         self._write_slots(self._writer.masks, masks)
         return self._sample(cast(UnsampledStep, unsampled.result()))
 
     def clear(self) -> None:
-        """Forget the arrays that batches were handed over in, after a step that raised."""
+        """Drop the arrays that batches were passed in, after a step that raised."""
         self._inputs.clear()
 
     def await_if_emulated(self, array: jax.Array) -> None:
-        """Wait for an array where devices get one program at a time."""
+        """Wait for an array if devices get one program at a time."""
         if self._await_each:
             array.block_until_ready()
 

@@ -19,9 +19,9 @@ from jaxinfer.serving.programs.upload import upload
 class HostBlocks:
     """A pool of KV blocks in host memory.
 
-    All of its memory is taken from the operating system at once, which would else hand it out page
-    by page and end the process while it serves. Of several processes each keeps what its devices
-    hold of a block.
+    All of its memory is committed at once; otherwise the operating system would commit it page by
+    page, and could kill the process while it serves. Each of several processes keeps its own
+    devices' part of a block.
 
     Args:
         programs: gives the shape of a block and the mesh.
@@ -57,7 +57,7 @@ class HostBlocks:
         Args:
             kv: the pages; donated if any block comes in.
             out: pairs (device block, host block).
-            back: the same of what comes in.
+            back: pairs (device block, host block) to copy in.
             program: gives the compiled program of a key.
 
         Returns:
@@ -120,7 +120,7 @@ class HostBlocks:
         return upload(padded, self._whole)
 
     def _host_memory(self, part: jax.ShapeDtypeStruct) -> dict[str, np.ndarray]:
-        """Host blocks of what this process's devices hold of a layer's keys or values."""
+        """Host memory for this process's part of a layer's keys or values."""
         shape = (self.num_blocks, *part.sharding.shard_shape(part.shape)[1:])
         places = part.sharding.addressable_devices_indices_map(part.shape).values()
         return {str(place): _resident_zeros(shape, part.dtype) for place in places}
@@ -136,7 +136,7 @@ def _check_available(num_bytes: int) -> None:
 
 
 def _resident_zeros(shape: tuple[int, ...], dtype: Any) -> np.ndarray:
-    """Zeros whose memory is there already: the operating system gives a page when it is written."""
+    """Zeros whose memory is committed: the operating system commits a page when it is written."""
     array = np.zeros(shape, dtype)
     array.reshape(-1).view(np.uint8)[:: mmap.PAGESIZE] = 0
     return array

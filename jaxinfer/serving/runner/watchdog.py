@@ -10,7 +10,7 @@ from typing import Any
 
 import jax
 
-_POLLS = 50  # a time limit: how finely it is measured
+_POLLS = 50  # per time limit: the resolution of its measurement
 _FAILED = 1
 
 
@@ -18,7 +18,7 @@ def end_process(message: str) -> None:
     """Write one line to stderr and end the process at once, without waiting for its threads.
 
     Args:
-        message: what did not end.
+        message: names the program that did not end.
     """
     line = f"jaxinfer: error: {message}; the process ends (device_timeout sets the time, 0 waits "
     with contextlib.suppress(OSError):
@@ -27,15 +27,15 @@ def end_process(message: str) -> None:
 
 
 class Watchdog:
-    """Times what a device does. Time during which the whole process stood still does not count.
+    """Limits the time of a device's programs, less time in which the whole process was stopped.
 
-    What is watched counts from when everything watched before is done, as a device takes one
-    program at a time. One thread at a time may call it.
+    A program's time begins when everything watched before is done, as a device runs one program at
+    a time. One thread at a time may call it.
 
     Args:
-        limit_s: seconds that each may take; 0 for any time.
+        limit_s: seconds that each may take; 0 for no limit.
         device: its name, for people.
-        on_timeout: gets a message that names the device and what did not end.
+        on_timeout: called with a message that names the device and the program.
     """
 
     def __init__(
@@ -49,21 +49,21 @@ class Watchdog:
         self._thread: threading.Thread | None = None
 
     def expect(self, result: jax.Array, what: object) -> None:
-        """Bound the time until a launched program's result is there, whatever the host does.
+        """Limit the time until a launched program's result is ready, whatever the host does.
 
         Args:
             result: of the program; if it is dropped, nothing is watched any more.
-            what: the program, as its ``str`` names it.
+            what: the program, named by its ``str``.
         """
         if self._limit_s:
             self._watch(_Watched(what, weakref.ref(result)))
 
     @contextlib.contextmanager
     def watching(self, what: object) -> Iterator[None]:
-        """Bound the time that the block takes.
+        """Limit the time of the block.
 
         Args:
-            what: the device does in it, as its ``str`` names it.
+            what: the device's work in it, named by its ``str``.
         """
         if not self._limit_s:
             yield
@@ -100,7 +100,7 @@ class Watchdog:
 
 
 class _Watched:
-    """Something that a device is to do: until a result is there, or until `has_ended` is set."""
+    """A device's pending work: over when its result is ready, or when `has_ended` is set."""
 
     def __init__(self, what: object, result: "weakref.ref[Any] | None") -> None:
         self.what = what
@@ -108,7 +108,7 @@ class _Watched:
         self._result = result
 
     def is_over(self) -> bool:
-        """Whether it need not be waited for any longer."""
+        """True if it need not be waited for any longer."""
         if self._result is None:
             return self.has_ended
         result = self._result()

@@ -1,4 +1,4 @@
-"""The parameters of a runner: used as they are, written over, or asleep in host memory."""
+"""The parameters of a runner: used, overwritten, or asleep in host memory."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -17,11 +17,11 @@ class Weights:
     Args:
         params: the parameter tree, placed as `programs` wants it; used without a copy.
         programs: the engine's.
-        owned: whether nothing else holds the parameters, so that they may be overwritten.
+        owned: whether the runner alone holds the parameters, so that they may be overwritten.
 
     Attributes:
         params: the tree; None while it sleeps.
-        wanted: what parameters must be: `jax.ShapeDtypeStruct` with shardings.
+        wanted: the required parameters: a tree of `jax.ShapeDtypeStruct` with shardings.
     """
 
     def __init__(self, params: Mapping[str, Any], programs: Programs, *, owned: bool) -> None:
@@ -37,7 +37,7 @@ class Weights:
         return None if self.params is None else self._head_of(self.params)
 
     def update(self, params: Mapping[str, Any] | ParamsWriter) -> None:
-        """Take other parameters: see `Runner.update_params`."""
+        """Use other parameters: see `Runner.update_params`."""
         if isinstance(params, ParamsWriter):
             self.params, self._owned = self._written(params), True
         else:
@@ -45,7 +45,7 @@ class Weights:
             self.params, self._owned = params, False
 
     def sleep(self, *, keep: bool) -> None:
-        """Give back their memory, if it is owned; with `keep`, a copy stays in host memory.
+        """Free their memory, if it is owned; with `keep`, a copy stays in host memory.
 
         Raises:
             Exception: there is too little host memory; nothing has changed.
@@ -78,5 +78,5 @@ class Weights:
             return writer.write(self.wanted, old)
         except Exception as error:
             if any(leaf.is_deleted() for leaf in jax.tree.leaves(old)):
-                raise StepError(f"the weights were lost in being written: {error}") from error
+                raise StepError(f"the weights were lost while being written: {error}") from error
             raise

@@ -12,13 +12,13 @@ from jaxinfer.serving.sampling.rows import RowParameters, row_keys, unpack_rows
 from jaxinfer.serving.sampling.vocab_axis import VocabAxis
 
 
-@no_type_check  # as a pytree it is also rebuilt around tracers, shapes and sentinels
+@no_type_check  # as a pytree it is also rebuilt with tracers, shapes and sentinels
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class SamplerState:
     """The state of a batch's B rows for a custom callable, beside their logits.
 
-    Rows that only fill up the batch hold zeros. Each row must be treated on its own: which rows
+    Padding rows hold zeros. Each row must be treated on its own: which rows
     share a batch changes from step to step.
 
     Attributes:
@@ -28,9 +28,10 @@ class SamplerState:
         seeds: uint32 `[B, 2]`, low and high word of the request's seed.
         last_token_ids: int32 `[B]`, the token at `positions - 1`.
         prompt_lengths: int32 `[B]`, tokens of the prompt.
-        output_counts: int32 `[B, V]`, how often each token was generated so far, in rows that use
-            penalties, else 0; None in batches that edit no logits.
-        in_prompt: bool `[B, V]`, whether the prompt has the token, likewise.
+        output_counts: int32 `[B, V]`, the number of times each token was generated so far, in rows
+            that use penalties, else 0; None in batches that edit no logits.
+        in_prompt: bool `[B, V]`, whether the prompt has the token, in rows that use penalties, else
+            False; None in batches that edit no logits.
     """
 
     positions: jax.Array

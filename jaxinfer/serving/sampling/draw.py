@@ -1,4 +1,4 @@
-"""Inverse-CDF search: which token holds a point of a row's cumulative distribution.
+"""Samples by inverse-CDF search: finds the token at a random point of a row's distribution.
 
 One random point a row and sums over blocks, instead of noise for every token of the vocabulary.
 """
@@ -30,7 +30,7 @@ def draw_tokens(
         logits: float32 logits, this device's shard of them.
         weigh: Gives the weights of some columns.
         keys: One random key a row, `[B]`, used for nothing else: its two words are the random bits.
-        axis: How the vocabulary is split.
+        axis: The split of the vocabulary.
 
     Returns:
         Token ids, int32 `[B]`, in [0, V), and the rows' total weights, float32 `[B]`.
@@ -58,7 +58,7 @@ def find_token(
         weigh: Gives the weights of some columns.
         target: Maps the rows' total weights `[B]` to the points searched `[B]` and small offsets
             `[B]` that are added to them within the block.
-        axis: How the vocabulary is split.
+        axis: The split of the vocabulary.
 
     Returns:
         The token ids, int32 `[B]`, and the rows' total weights, float32 `[B]`.
@@ -90,8 +90,9 @@ def find_token(
 def _first_above(
     weights: Float[Array, "B n"], target: Float[Array, "B"]
 ) -> tuple[Int[Array, "B"], Float[Array, "B"], Float[Array, "B"]]:
-    """Return the first index whose cumulative weight exceeds the target, what then remains of the
-    target, and the weight there.
+    """Return each row's first index whose cumulative weight exceeds the target.
+
+    Also return what remains of the target there, and the weight of the index.
 
     A parallel sum need not be monotone to the last bit, and the target may reach the total; so
     only positive weights are candidates, and the last of them is the fallback.
@@ -113,7 +114,7 @@ def _first_above(
 def _cumulative(x: Float[Array, "B n"]) -> Float[Array, "B n"]:
     """Return `cumsum(x, axis=1)`, as sums over triangles.
 
-    XLA's own, a tree of windows, ends up in every kernel that reads it and is dear to compile.
+    XLA's own, a tree of windows, ends up in every kernel that reads it and is slow to compile.
     Groups near the root of n keep the work at about 2 n^1.5 additions a row.
     """
     batch, count = x.shape

@@ -13,16 +13,16 @@ WITH_SLOTS: tuple[SamplerMode, ...] = ("full", "mixed")
 """Modes whose programs take `SlotState`."""
 
 MODES: tuple[SamplingMode, ...] = ("temperature", "truncate", "full")
-"""From cheapest to dearest; each can serve what the ones before it can."""
+"""Sampling modes from cheapest to most expensive; each also serves rows of the modes before it."""
 
 EDIT_WIDTH = 640
 """Most logit edits of a row: biases, stop tokens banned by min_tokens, and bad words."""
 
 ALWAYS = 2**31 - 1
-"""Position up to which an edit applies that never ends."""
+"""The end position of an edit that applies forever."""
 
 IN_PROMPT, IN_OUTPUT = 1, 2
-"""What a token adds to its count: once for the prompt, each time it is generated."""
+"""Increments of a token's count: once for the prompt, and for each time it is generated."""
 
 
 class Column(IntEnum):
@@ -43,7 +43,7 @@ class Column(IntEnum):
 
 
 class Need(IntFlag):
-    """What a row's sampling reads of its slot's state; bits of `Column.NEEDS`."""
+    """The parts of its slot's state that a row's sampling reads; bits of `Column.NEEDS`."""
 
     EDITS = 1
     HISTORY = 2
@@ -67,7 +67,7 @@ class LogitEdits(NamedTuple):
 
 
 class SlotState(NamedTuple):
-    """What mode "full" keeps on the device for each slot, so that a step uploads none of it.
+    """The state that mode "full" keeps on the device for each slot, so that steps don't upload it.
 
     Attributes:
         token_counts: int32 `[slots, V]`, for each token `IN_PROMPT` if the prompt has it, plus
@@ -80,17 +80,17 @@ class SlotState(NamedTuple):
 
 
 class SamplingArrays(NamedTuple):
-    """How each row of a batch is sampled; NumPy on the host, JAX arrays in a step.
+    """The sampling parameters of a batch's rows; NumPy on the host, JAX arrays in a step.
 
     Attributes:
         scalars: int32 `[B, len(Column)]`; POSITION is the absolute position of the token to draw.
         token_counts: int32 `[B, V]` as in `SlotState`, read where the row needs `Need.HISTORY`;
             None unless the mode is "full".
         edits: of each row, read where it needs `Need.EDITS`; None unless the mode is "full".
-        masks: int32 `[B, ceil(V / 32)]` as `LogitEdits.allowed`, read in modes but "full" where the
-            row needs `Need.EDITS`: there is no other edit of such a row. None if no row does.
-        special: int32 `[K]`, places in the batch of the rows that mode "mixed" samples in full,
-            filled up with B; not read in other modes.
+        masks: int32 `[B, ceil(V / 32)]` as `LogitEdits.allowed`, read in modes other than "full"
+            where the row needs `Need.EDITS`, and has no other edits. None if no row does.
+        special: int32 `[K]`, indices of the rows that mode "mixed" samples in full, padded with B;
+            not read in other modes.
     """
 
     scalars: Any

@@ -16,7 +16,7 @@ class Report(NamedTuple):
     Attributes:
         chosen: float32 `[B]`, of the token that was chosen, or given.
         top_ids: int32 `[B, k]`, the likeliest tokens in descending order.
-        top: float32 `[B, k]`, theirs.
+        top: float32 `[B, k]`, their log-probabilities.
         ranks: int32 `[B]`, the chosen token's place, 1 for the likeliest.
     """
 
@@ -38,10 +38,10 @@ def report_log_softmax(
 
     Args:
         logits: float32 logits, this device's shard of them.
-        tokens: One of each row, by its id in the whole vocabulary.
+        tokens: One token id of each row, in the whole vocabulary.
         largest: Each row's largest logit.
         total: Sum over the whole vocabulary of ``exp(logit - largest)``.
-        count: k, how many likeliest tokens.
+        count: k, the number of likeliest tokens.
         axis: How the vocabulary is split.
     """
     top_ids, _ = top_tokens(logits, count, axis)
@@ -55,9 +55,9 @@ def report_log_softmax(
 def largest_logit(
     logits: Float[Array, "B V"], axis: VocabAxis
 ) -> tuple[Int[Array, "B"], Float[Array, "B"], Bool[Array, "B"]]:
-    """Each row's best token (ties: lowest id), its logit, and whether the row is sane.
+    """Each row's best token (ties: lowest id), its logit, and whether the row is valid.
 
-    A row is sane without NaN and plus infinity. NaN is looked for by itself, since a maximum
+    A row is valid without NaN and plus infinity. NaN is looked for by itself, since a maximum
     ignores it on some backends.
     """
     blocks, ids = split_blocks(logits, axis)
@@ -99,7 +99,7 @@ def top_tokens(
 
     Args:
         logits: float32 logits, this device's shard of them.
-        k: How many; at most V.
+        k: Number of tokens; at most V.
         axis: How the vocabulary is split.
 
     Returns:
@@ -127,6 +127,6 @@ def top_tokens(
 def ranks(
     logits: Float[Array, "B V"], chosen: Float[Array, "B"], axis: VocabAxis
 ) -> Int[Array, "B"]:
-    """Return how many tokens have a larger logit than the chosen one, plus 1."""
+    """Return the chosen token's rank: 1 plus the number of tokens with a larger logit."""
     larger = (logits > chosen[:, None]).astype(jnp.int32).sum(1)
     return axis.sum(larger) + 1

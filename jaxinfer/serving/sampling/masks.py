@@ -1,4 +1,4 @@
-"""Which tokens a row may choose, as one bit each: a grammar's mask costs no sampler mode.
+"""Masks of allowed tokens, one bit a token: grammars need no sampler mode of their own.
 
 The bits lie in the rows' slots on the device, and are read where a row needs edits.
 """
@@ -25,10 +25,10 @@ def mask_logits(
 ) -> Float[Array, "B V"]:
     """Leave the tokens whose bits are set, in rows that need edits; and NaN and plus infinity.
 
-    Wherever these are, the row's logits are not to be used, which is found out later.
+    Rows with NaN or plus infinity are refused later, so these must stay visible.
     """
     allowed = jnp.where(rows.needs_edits[:, None], allowed, -1)
-    # No gather, which would have XLA write the masked logits out instead of computing them twice.
+    # No gather, with which XLA would write the masked logits out instead of computing them twice.
     bits = (allowed[:, :, None] >> jnp.arange(32, dtype=jnp.int32)) & 1
     batch, width = logits.shape
     local = axis.local(bits.reshape(batch, -1), width)[:, :width]

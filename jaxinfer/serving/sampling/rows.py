@@ -83,8 +83,8 @@ def unpack_rows(scalars: Int[Array, "B C"]) -> RowParameters:
 def row_keys(rows: RowParameters) -> jax.Array:
     """Return one random key a row, `[B]`, made of its seed and position and nothing else.
 
-    So batch mates, slots and the mesh can't change a row's randomness. The generator is fixed,
-    independent of JAX's default, so that a seed means the same tokens everywhere. It is
+    Batch mates, slots and the mesh therefore can't change a row's randomness. The generator is
+    fixed, independent of JAX's default, so that a seed means the same tokens everywhere. It is
     Threefry (Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3"), used as the
     counter-based generator that it is: one block, whose key is the seed, its counter the position.
     """

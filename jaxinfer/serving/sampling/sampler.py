@@ -51,17 +51,18 @@ class StepOutput(NamedTuple):
 
     Attributes:
         tokens: int32 `[B]`, always in [0, V).
-        status: int32 `[B]`: `NOT_FINITE` where the logits hold NaN or plus infinity, be it at a
-            token that is not allowed; `NO_TOKEN` where none is allowed; `LEFT_VOCAB` where a custom
-            sampler left the vocabulary; else `OK`. Only then do a row's other values mean anything.
+        status: int32 `[B]`: `NOT_FINITE` if the logits hold NaN or plus infinity, even at a token
+            that is not allowed; `NO_TOKEN` if no token is allowed; `LEFT_VOCAB` if a custom sampler
+            returned an id outside the vocabulary; else `OK`. Other values of a row are meaningful
+            only with `OK`.
         logprobs: float32 `[B]`, the chosen token's log-probability in the distribution that was
-            sampled, for greedy rows at temperature 1; raw ones, where mode "full" reports these,
-            in the model's own.
+            sampled, for greedy rows at temperature 1; raw ones, if mode "full" reports these, in
+            the model's own.
         top_ids: int32 `[B, k]`, the likeliest tokens of the same distribution in descending order;
             only in mode "full".
         top_logprobs: float32 `[B, k]`, their log-probabilities. Truncated and banned tokens have
-            minus infinity; raw ones of a row that is ok are finite, unless the model's logits are
-            minus infinity themselves. Only in mode "full".
+            minus infinity; raw ones of an `OK` row are finite, unless the model's logits are minus
+            infinity themselves. Only in mode "full".
         ranks: int32 `[B]`, 1 for the likeliest token; only in mode "full".
     """
 
@@ -88,26 +89,26 @@ def sample(
 ) -> StepOutput:
     """Choose one token a row.
 
-    The way of the logits is vLLM's: masks, biases, penalties, then the `logits_processor`, then
-    temperature, `min_p`, `top_k`, `top_p`, and a draw. A row's token depends on its own logits,
-    parameters, seed and position; not on its batch mates, nor on the mode, as long as the mode can
-    serve it, nor, but for rounding, on the mesh.
+    The order is vLLM's: masks, biases, penalties, then the `logits_processor`, then temperature,
+    `min_p`, `top_k`, `top_p`, and a draw. A row's token depends on its own logits, parameters, seed
+    and position; not on its batch mates, nor on the mode, as long as the mode suffices, nor, except
+    for rounding, on the mesh.
 
     Args:
         logits: float32 logits; inside a `shard_map` this device's shard of the vocabulary.
-        arrays: How each row is sampled, packed for this mode or a dearer one.
-        mode: What the batch needs at most, not "mixed"; static.
-        truncates: Whether mode "full" heeds `top_k` and `top_p`; static.
+        arrays: Each row's sampling parameters, packed for this mode or a more expensive one.
+        mode: One that suffices for every row, not "mixed"; static.
+        truncates: Whether mode "full" applies `top_k` and `top_p`; static.
         axis: Name of the mesh axis that splits the vocabulary, or None.
-        max_logprobs: How many likeliest tokens mode "full" reports; static.
+        max_logprobs: Number of likeliest tokens that mode "full" reports; static.
         logprobs_mode: Whether mode "full" reports log-probabilities of `logits` as they come
             ("raw_logprobs"), of these at the row's temperature ("temperature_logprobs"), or of the
             distribution that is drawn from; static.
         last_token_ids: int32 `[B]` for custom callables; zeros if None.
         logits_processor: Replaces the logits after all edits, in every mode. With a split
             vocabulary it gets gathered, full logits.
-        sampler: Replaces temperature, truncation and draw, in every mode, likewise. The
-            log-probabilities are then taken before truncation, at the row's temperature.
+        sampler: Replaces temperature, truncation and draw, in every mode; also gets full logits.
+            The log-probabilities are then taken before truncation, at the row's temperature.
     """
     vocab_axis = VocabAxis(axis)
     rows = unpack_rows(arrays.scalars)
@@ -156,18 +157,18 @@ def sample(
 
 
 def merge(plain: StepOutput, full: StepOutput, special: Int[Array, "K"]) -> StepOutput:
-    """The output of B rows, of which K were sampled in full.
+    """Merge the outputs of B rows, K of them sampled in full.
 
     Args:
-        plain: of all rows, in mode "temperature".
-        full: of the K special rows, in mode "full".
-        special: int32 `[K]`, their places among all; B for none.
+        plain: output of all rows, in mode "temperature".
+        full: output of the K special rows, in mode "full".
+        special: int32 `[K]`, their indices among all rows; B for none.
 
     Returns:
-        All fields of mode "full"; what `plain` lacks is zero in rows that are not special.
+        All fields of mode "full"; those that `plain` lacks are zero in rows that are not special.
     """
     rows, count = len(plain.tokens), len(special)
-    # One scatter for all fields, because each is a kernel; what gathers can be fused.
+    # One scatter for all fields, because each is a kernel; gathers can be fused.
     place = jnp.full(rows, count, jnp.int32).at[special].set(jnp.arange(count), mode="drop")
 
     def put(new: jax.Array, old: jax.Array | None) -> jax.Array:

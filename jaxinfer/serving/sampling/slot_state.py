@@ -1,7 +1,7 @@
-"""Each slot's logit edits and token counts on the device: set when it is filled, then kept there.
+"""Each slot's logit edits and token counts on the device: set when a request gets the slot.
 
-Pure functions for one device's shards, as in `sample_steps.py`. Slots that don't exist, by which
-updates are filled up, are beyond the last one and dropped.
+Pure functions for one device's shards, as in `sample_steps.py`. Padding of updates has a slot
+beyond the last one and is dropped.
 """
 
 import jax
@@ -24,7 +24,7 @@ from jaxinfer.serving.sampling.vocab_axis import VocabAxis
 def with_slot_state(
     arrays: SamplingArrays, state: SlotState, slots: Int32[Array, " B"]
 ) -> SamplingArrays:
-    """Add what the rows' slots hold."""
+    """Add the state of the rows' slots."""
     rows = jax.tree.map(lambda kept: jnp.take(kept, slots, axis=0, mode="clip"), state)
     return arrays._replace(token_counts=rows.token_counts, edits=rows.edits)
 
@@ -48,11 +48,11 @@ def count_tokens(
     *,
     axis: str | None = None,
 ) -> Int[Array, "slots V"]:
-    """Forget some slots' counts, then count known tokens of prompts and outputs.
+    """Clear some slots' counts, then count known tokens of prompts and outputs.
 
     Args:
         token_counts: this device's shard; donated.
-        cleared: slots that have a new holder.
+        cleared: slots that a new request has got.
         tokens: slot, token id, and 1 for a generated token or 0 for one of the prompt.
         axis: name of the mesh axis that splits the vocabulary, or None.
     """

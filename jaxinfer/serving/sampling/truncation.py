@@ -31,18 +31,18 @@ _DIGIT_BITS = 2
 _PARTS = 32
 
 DROPPED = -1
-"""Stands for the key of a token that `min_p` has dropped: below every threshold."""
+"""The key of a token that `min_p` has dropped: below every threshold."""
 
 Measure = Callable[[jax.Array], jax.Array]
-"""What a search adds up, as a function of the keys: their number or their weights."""
+"""The quantity that a search sums, as a function of the keys: their number or their weights."""
 
 
 def truncate(
     logits: Float[Array, "B V"], rows: RowParameters, before: RowDistribution, axis: VocabAxis
 ) -> RowDistribution:
-    """Narrow the rows' distributions by `top_k`, then by `top_p` of what is left.
+    """Narrow the rows' distributions by `top_k`, then the rest by `top_p`.
 
-    Exactly k tokens remain, or all that `min_p` left if they are fewer. Top-p keeps the smallest
+    Exactly k tokens remain, or all that pass `min_p` if they are fewer. Top-p keeps the smallest
     set of the likeliest tokens that reaches p, the one that crosses it included. Among tokens that
     tie at the boundary the lowest ids are kept, in both.
 
@@ -86,8 +86,9 @@ def _search(
 ) -> Int[Array, "B"]:
     """Return the largest key t for which the measure of keys >= t reaches `goal` `[B]`, or 0.
 
-    A pass over the keys finds a few bits of it; how many changes no result. Where a pass costs
-    the reading of the keys, it is used for many sums; a CPU, to which every sum is work, takes one.
+    A pass over the keys finds a few bits of it; their number does not affect the result. On a GPU,
+    where a pass costs reading the keys, it computes many sums; on a CPU, where each sum costs time,
+    one.
     """
     search = functools.partial(_search_digits, measure=measure, axis=axis)
     return lax.platform_dependent(

@@ -15,11 +15,10 @@ from jaxtyping import Array, Float
 
 @dataclass(frozen=True)
 class VocabAxis:
-    """Where this device's part of the vocabulary lies, and how parts are combined.
+    """The split of the vocabulary over devices: this device's part, and ways to combine parts.
 
     Attributes:
-        name: Mesh axis inside `shard_map`, or None where the logits are whole; then nothing is
-            exchanged and nothing is paid.
+        name: Mesh axis inside `shard_map`; None if the logits are whole, and nothing is exchanged.
     """
 
     name: str | None = None
@@ -47,7 +46,7 @@ class VocabAxis:
         return 0 if self.name is None else lax.axis_index(self.name)
 
     def whole(self, logits: jax.Array) -> jax.Array:
-        """Gather full logits `[B, V]`: only for callables that a user supplies."""
+        """Gather full logits `[B, V]`: only for a user's callables."""
         if self.name is None:
             return logits
         return lax.all_gather(logits, self.name, axis=1, tiled=True)

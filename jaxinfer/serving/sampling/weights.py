@@ -18,7 +18,7 @@ LARGEST_KEY = 2**31 - 1
 
 
 class RowDistribution(NamedTuple):
-    """What turns a row's logits into unnormalised probabilities; each `[B]`.
+    """The parameters that turn a row's logits into unnormalised probabilities; each `[B]`.
 
     Attributes:
         largest: float32, the row's largest logit.

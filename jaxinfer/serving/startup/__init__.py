@@ -1,1 +1,1 @@
-"""From engine arguments to an engine that is ready for its first request."""
+"""Starts an engine: from its arguments to readiness for the first request."""

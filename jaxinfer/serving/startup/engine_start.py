@@ -30,15 +30,15 @@ class StartSettings:
 
     Attributes:
         model_config: the model's shape.
-        config: sizes and wishes.
-        rules: how an engine's devices share the model.
+        config: the engine's arguments.
+        rules: the sharding of the model over an engine's devices.
         eos_token_ids: tokens that end an answer.
         tokenizer: None for token ids only.
         logits_processor: see `check_logits_processor`.
         sampler: see `check_sampler`.
-        owns_params: whether nothing else holds the parameters.
-        constraints: makes those of requests; None makes none.
-        fewest: from this process's number of KV blocks to that of all processes.
+        owns_params: whether the engine alone holds the parameters.
+        constraints: makes requests' constraints; None makes none.
+        fewest: maps this process's number of KV blocks to the least of all processes.
     """
 
     model_config: ModelConfig
@@ -64,7 +64,7 @@ def start_engine(
     """Build an engine on a mesh.
 
     Args:
-        setup: the model and the wishes.
+        setup: the model and the engine's arguments.
         params: the parameter tree; arrays that are placed already are used without a copy.
         mesh: the engine's devices.
         lowering: shared with other replicas of the model.

@@ -76,16 +76,16 @@ class Loaded:
 
     Attributes:
         engine: one engine, or a group of replicas.
-        follower: what does as process 0 says, in processes that take no requests; else None.
-        replicas: its parts, one or several.
-        report: what to tell of all of them.
+        follower: repeats process 0's calls, in the other processes; None on process 0.
+        replicas: the engine's replicas, one or several.
+        report: the start-up report of all replicas.
         reader: checks prompts for it.
         model_config: the model's shape.
         tokenizer: None for token ids only.
-        generation: what the model's authors recommend for sampling.
+        generation: the sampling defaults of the model's authors.
         default_params: for calls that give none.
         constraints: makes the constraints of requests.
-        start_up: where the time of the start went.
+        start_up: the parts of the start's time.
     """
 
     engine: Steppable
@@ -176,12 +176,13 @@ def _load(config: EngineConfig, source: ModelSource, group: ProcessGroup | None)
     cache = functools.partial(persistent_cache, config.compilation_cache_dir)
     params = source.params or {}
     if directory is not None:
-        with cache(), _memory_errors_explained():  # what checks the weights compiles, too
+        with cache(), _memory_errors_explained():  # checking the weights compiles programs, too
             params = _load_weights(directory, model_config, config, mesh, source.rules)
     load_s = time.perf_counter() - start
     with ONE_AT_A_TIME:
         keeps = len(meshes) == 1 and keeps_executables(list(mesh.devices.flat))
-        # Where JAX keeps them, in one block: programs go on compiling from one step to the next.
+        # If JAX's cache keeps them, in one block: programs go on compiling from one step to the
+        # next.
         with contextlib.nullcontext() if keeps else cache():
             with _memory_errors_explained():
                 if len(meshes) == 1:
@@ -217,7 +218,7 @@ def _load(config: EngineConfig, source: ModelSource, group: ProcessGroup | None)
 
 
 def default_sampling_params(generation: GenerationConfig) -> SamplingParams:
-    """`SamplingParams()` with what `generation_config.json` says in place of the defaults.
+    """`SamplingParams()` with the defaults of `generation_config.json`.
 
     Raises:
         ModelLoadError: the file holds a value that can't be sampled with; names file and field.
@@ -229,7 +230,7 @@ def default_sampling_params(generation: GenerationConfig) -> SamplingParams:
 
 
 def say(config: EngineConfig, text: str) -> None:
-    """Tell the user something about start-up, on stderr, unless they want silence."""
+    """Print a line about start-up to stderr, unless `config` asks for no output."""
     if config.show_progress:
         print(text, file=sys.stderr, flush=True)
 
@@ -267,7 +268,7 @@ def _load_weights(
     rules: ShardingRules,
 ) -> dict[str, Any]:
     dtype = config.resolve_dtype(model_config.dtype, mesh.devices.flat[0].platform)
-    choose_attention(model_config, config, mesh, dtype)  # an impossible one must not wait for them
+    choose_attention(model_config, config, mesh, dtype)  # fails before the wait
     shown = config.show_progress
     with ProgressBar(None, "Loading weights", enabled=shown, unit="B", unit_scale=True) as bar:
         return load_params(directory, model_config, dtype, mesh, rules, bar.advance_to)
@@ -275,7 +276,7 @@ def _load_weights(
 
 @contextlib.contextmanager
 def _memory_errors_explained() -> Iterator[None]:
-    """XLA's out-of-memory errors as one line that says what helps."""
+    """Turn XLA's out-of-memory errors into one line with the remedy."""
     try:
         yield
     except jax.errors.JaxRuntimeError as error:

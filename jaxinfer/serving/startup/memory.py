@@ -1,4 +1,4 @@
-"""The number of KV blocks that fit: measured on a GPU, by rule on a CPU; too few are an error."""
+"""Counts the KV blocks that fit: measured on a GPU, by rule on a CPU; too few are an error."""
 
 import ctypes
 import math
@@ -23,10 +23,10 @@ _ENOUGH_ON_A_CPU = 1 << 29
 
 
 def blocks_on_cpu(*, block_bytes: int, blocks_per_seq: int, max_num_seqs: int) -> int:
-    """Blocks for a CPU: `max_num_seqs` full-length sequences, within reason.
+    """Blocks for a CPU: `max_num_seqs` full-length sequences, up to a limit.
 
-    Reason is 512 MiB, or one full-length sequence where that takes more; and in any case at most a
-    quarter of the memory that is available now.
+    The limit is 512 MiB, or one full-length sequence if that takes more; and in any case a quarter
+    of the memory that is available now.
 
     Args:
         block_bytes: bytes of a block over all layers.
@@ -42,9 +42,9 @@ def blocks_on_cpu(*, block_bytes: int, blocks_per_seq: int, max_num_seqs: int) -
 def longest_on_cpu(*, block_bytes: int, block_size: int) -> int:
     """Most tokens of a sequence for which `blocks_on_cpu` will have room.
 
-    A sixteenth is left for what start-up takes in between. The result is rounded down to one of
-    eight lengths between a power of two and the next: tables as wide as this are compiled, and what
-    is free differs from one start to the next.
+    A sixteenth is left for memory that start-up takes in between. The result is rounded down to one
+    of eight lengths between a power of two and the next: tables of this width are compiled, and
+    free memory differs from one start to the next.
 
     Args:
         block_bytes: bytes of a block over all layers.
@@ -56,12 +56,10 @@ def longest_on_cpu(*, block_bytes: int, block_size: int) -> int:
 
 
 def free_bytes(devices: Iterable[Any], *, utilization: float) -> int:
-    """What an engine may still take on accelerators: ``utilization * total - in use``, the least.
+    """Bytes an engine may still take: ``utilization * total - in use``, the least of all devices.
 
-    Never more than 95% of what XLA's allocator may take.
-
-    The memory in use now holds the weights and the process's other arrays. Ask before
-    anything compiles: XLA tries kernels out on the device.
+    At most 95% of the allocator's share. The memory in use now holds the weights and the process's
+    other arrays. Call it before anything compiles, because XLA's autotuning takes device memory.
 
     Args:
         devices: the `jax.Device`s that hold the pages.
@@ -87,9 +85,9 @@ def step_bytes(programs: Sequence[jax.stages.Compiled]) -> int:
 
 
 def return_freed_memory() -> None:
-    """Have the C library give freed host memory back to the system, where it can (glibc).
+    """Make the C library return freed host memory to the system, if it can (glibc).
 
-    It would keep hundreds of megabytes, in pieces, and more with every engine.
+    Otherwise it keeps hundreds of megabytes, fragmented, and more with every engine.
     """
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:

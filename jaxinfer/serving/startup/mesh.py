@@ -47,7 +47,7 @@ def choose_mesh(config: EngineConfig, source: ModelSource) -> Mesh:
 
 
 def _check_processes(mesh: Mesh) -> None:
-    """Raise unless a mesh of several processes has devices of all of them."""
+    """Check that a mesh of several processes has devices of all of them."""
     missing = set(range(jax.process_count())) - {d.process_index for d in mesh.devices.flat}
     if spans_processes(mesh) and missing:
         names = ", ".join(map(str, sorted(missing)))
@@ -58,7 +58,7 @@ def _check_processes(mesh: Mesh) -> None:
 
 
 def _check_devices(params: Any, mesh: Mesh) -> None:
-    """Raise if parameters are split over a mesh of other devices than the engine's."""
+    """Check that parameters are not split over a mesh of other devices than the engine's."""
     for path, leaf in jax.tree_util.tree_leaves_with_path(params):
         sharding = getattr(leaf, "sharding", None)
         if not isinstance(sharding, NamedSharding) or sharding.num_devices == 1:
@@ -92,7 +92,7 @@ def _devices_of(params: Any) -> list[Any] | None:
 
 
 def announce_devices(mesh: Mesh, group: ProcessGroup | None) -> str:
-    """What to tell of the devices at the start, with a hint where a GPU was expected."""
+    """The start-up line about devices, with a hint if a GPU was expected."""
     devices = list(mesh.devices.flat)
     platform, kind = devices[0].platform, devices[0].device_kind
     text = f"Devices: {len(devices)} x {platform.upper()}" + (

@@ -55,7 +55,7 @@ def read_tokenizer(directory: Path | None, config: EngineConfig) -> Tokenizer | 
 
 
 def read_generation_config(directory: Path | None, tokenizer: Tokenizer | None) -> GenerationConfig:
-    """What the model's authors recommend for sampling; a tokenizer's, without a directory."""
+    """The sampling defaults of the model's authors; a tokenizer's, without a directory."""
     if directory is not None:
         return GenerationConfig.from_directory(directory)
     return GenerationConfig() if tokenizer is None else tokenizer.generation
@@ -64,7 +64,7 @@ def read_generation_config(directory: Path | None, tokenizer: Tokenizer | None) 
 def usable_eos_token_ids(
     model_config: ModelConfig, generation: GenerationConfig, tokenizer: Tokenizer | None
 ) -> tuple[int, ...]:
-    """Ids that end an answer by any of a model's files, as far as the model can produce them."""
+    """Ids that end an answer according to any of a model's files, if the model can produce them."""
     of_tokenizer = () if tokenizer is None else tokenizer.eos_token_ids
     named = dict.fromkeys((*generation.eos_token_ids, *of_tokenizer, *model_config.eos_token_ids))
     return tuple(token_id for token_id in named if token_id < model_config.vocab_size)

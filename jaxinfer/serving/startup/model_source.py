@@ -15,10 +15,10 @@ from jaxinfer.serving.sampling.sampler import CustomSampler, LogitsProcessor
 
 
 class ParamsMaker(Protocol):
-    """Makes the engine's parameters of a trainer's that have other names or shapes."""
+    """Makes the engine's parameters from a trainer's, which have other names or shapes."""
 
     def describe(self) -> dict[str, str]:
-        """What decides the program that makes them, for several processes to compare."""
+        """Properties that determine the conversion program, for several processes to compare."""
         ...
 
     def make(
@@ -34,12 +34,13 @@ class ModelSource:
 
     Attributes:
         params: the caller's own arrays; None loads the weights of `EngineConfig.model`.
-        maker: makes other ones of them, in `made`; None uses them as they are.
-        owns_params: whether `params` were made for this engine and are held by nothing else.
+        maker: converts them, in `made`; None uses them as they are.
+        owns_params: whether `params` were made for this engine, which alone holds them.
         model_config: goes with `params`.
-        tokenizer: an object; None takes the one of `EngineConfig`, if there is a directory.
+        tokenizer: a tokenizer object; None takes the one of `EngineConfig`, if there is a
+            directory.
         mesh: the devices; None makes a mesh of `tensor_parallel_size` devices for each replica.
-        rules: how the devices share the model.
+        rules: the sharding of the model over the devices.
         logits_processor: see `check_logits_processor`.
         sampler: see `check_sampler`.
     """
@@ -59,7 +60,7 @@ class ModelSource:
         return {} if self.maker is None else self.maker.describe()
 
     def made(self, config: EngineConfig) -> "ModelSource":
-        """The same with the parameters that the maker makes, if there is one.
+        """This source with the maker's parameters, if there is a maker.
 
         Raises:
             TypeError, ValueError: the caller's arrays don't give this model's parameters.
@@ -72,7 +73,7 @@ class ModelSource:
 
 
 def check_given(model: Any, params: Any, config: Any, mesh: Any, rules: Any) -> None:
-    """Check an engine's arguments that are more than text and numbers.
+    """Check the arguments of an engine that are objects, not text or numbers.
 
     Raises:
         TypeError: one has the wrong type; names it.

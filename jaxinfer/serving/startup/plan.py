@@ -50,8 +50,8 @@ from jaxinfer.startup_report import StartupReport
 # a step of one layer alone takes 1% to 3% less.
 _PROBED_LAYERS = 2
 
-# Trying out products takes time and changes no more than the size of their scratch memory, of which
-# XLA otherwise allows for the most.
+# Autotuning takes time and changes only the products' scratch memory, for which XLA otherwise
+# assumes the maximum.
 _UNTUNED = MappingProxyType({"xla_gpu_autotune_level": 0})
 
 
@@ -68,19 +68,19 @@ def plan_engine(
     lowering: Lowering | None = None,
     devices: Sequence[Any] | None = None,
 ) -> EnginePlan:
-    """Choose kernels and shapes and count the KV blocks; on a GPU something compiles for that.
+    """Choose kernels and shapes and count the KV blocks; on a GPU this compiles some programs.
 
     Args:
         params: their description, from `describe_params`; they must be on the devices already:
             their memory there is measured.
         model_config: the model's shape.
-        engine_config: sizes and wishes.
+        engine_config: the engine's arguments.
         mesh: the devices.
-        rules: how they share the model.
+        rules: the sharding of the model over the devices.
         logits_processor: compiled into the sampler.
-        sampler: likewise.
-        fewest: from this process's number of blocks to that of all processes.
-        lowering: what this engine shares with other replicas; its own if None.
+        sampler: replaces the draw; compiled into the sampler.
+        fewest: maps this process's number of blocks to the least of all processes.
+        lowering: shared with other replicas; None makes the engine's own.
         devices: all replicas' devices, which bound the blocks; the mesh's if None.
 
     Raises:
@@ -236,7 +236,7 @@ def _max_model_len(
 
 
 def _remedy(config: EngineConfig, platform: str, max_model_len: int) -> str:
-    """What lets a longer sequence fit, where a shorter one is not wanted."""
+    """The remedy that lets a longer sequence fit."""
     blocks = -(-max_model_len // config.block_size) + 1
     if config.num_kv_blocks is not None:
         return f"raise num_kv_blocks to {blocks}"
@@ -258,8 +258,8 @@ def _count_blocks(
 ) -> tuple[int, list[jax.stages.Compiled]]:
     """The number of blocks, and the programs that were compiled to find it.
 
-    Where all programs are wanted, programs that don't depend on that number are traced meanwhile.
-    They are not compiled yet: all others have to wait for these few.
+    If all programs are to be compiled ahead, those that don't depend on that number are traced
+    meanwhile, but not compiled, so as not to delay these few.
     """
     most = programs.cache.most_blocks
     if config.num_kv_blocks is not None:

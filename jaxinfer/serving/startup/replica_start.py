@@ -23,7 +23,7 @@ def start_replicas(
     """Build an engine on each mesh; they have equally many KV blocks and share traced programs.
 
     Args:
-        setup: the model and the wishes, for each replica.
+        setup: the model and the engine's arguments, for each replica.
         params: the parameter tree, on the devices of all replicas, some of them, or the host.
         meshes: the replicas' devices, equal in shape.
 
@@ -34,7 +34,7 @@ def start_replicas(
     model, rules = setup.model_config, setup.rules
     trees = [replica_params(params, describe_params(params, model, mesh, rules)) for mesh in meshes]
     devices = [device for mesh in meshes for device in mesh.devices.flat]
-    # Executables are of certain devices; JAX's cache lets replicas share them.
+    # Executables are bound to devices; JAX's cache lets replicas share them.
     lowering = start_lowering(setup.config.compilation_cache_dir, keeps=False)
     started: list[StartedReplica] = []
     with contextlib.ExitStack() as undo:
@@ -65,9 +65,8 @@ def group_replicas(started: Sequence[StartedReplica], config: EngineConfig) -> R
 
 
 def _run_in_threads(report: StartupReport) -> bool:
-    """Whether each replica is run by a thread of its own, or all in turn by the caller's.
+    """True if each replica runs in a thread of its own, False if all run in turn in the caller's.
 
-    In turn where a replica is several emulated CPU devices: their reductions could wait for each
-    other forever.
+    They run in turn if a replica has several emulated CPU devices, whose reductions could deadlock.
     """
     return report.platform != "cpu" or report.num_devices == 1

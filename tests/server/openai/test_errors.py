@@ -318,7 +318,7 @@ def test_an_unknown_route_is_a_json_404_that_names_it(client, path):
 
 def test_other_methods_and_media_types_are_refused(client):
     message = refused(client.get("/v1/completions"), None, status=405)
-    assert message == "/v1/completions: GET is not taken here; use POST"
+    assert message == "/v1/completions: GET is not allowed here; use POST"
     refused(client.post("/v1/completions", data={"prompt": "a"}), None, status=415)
     headers = {"content-type": "application/json", "content-encoding": "gzip"}
     answer = client.post("/v1/completions", content=b"\x1f\x8b", headers=headers)

@@ -261,7 +261,7 @@ def test_a_replica_that_fails_for_good_loses_no_other_replicas_requests(threads,
                 assert "could not be rebuilt" in outputs[str(i)].error
             else:
                 assert outputs[str(i)].outputs[0].token_ids == continuation([i], 5, VOCAB)
-        assert "replica 1 of 3 is left out" in caplog.text
+        assert "replica 1 of 3 is removed" in caplog.text
         for i in range(9, 18):
             group.add(str(i), [i])
         assert group.owners() == [5, 0, 4]

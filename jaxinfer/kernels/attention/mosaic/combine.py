@@ -2,7 +2,7 @@
 
 Each split s of a query leaves `o_s = sum_k e^(x_k) v_k / L_s` and `log2 L_s`, where the sums run
 over its own keys. Then `o = sum_s (L_s / sum_t L_t) o_s` (FlashDecoding, Dao et al. 2023). Splits
-that are blocks of one thread-block cluster send what they have to the first one's shared memory:
+that are blocks of one thread-block cluster send their outputs to the first one's shared memory:
 with few sequences and short contexts a second launch would take a third as long as attention.
 """
 
@@ -23,7 +23,7 @@ from jaxinfer.kernels.mosaic.pages import Ref
 from jaxinfer.kernels.mosaic.rows import load_global, row_layout, store_anyhow
 
 _MOST_SPLITS = 8  # blocks, the largest portable cluster
-_SHARED_BYTES = 210 * 1024  # of a multiprocessor's, without what a block has besides its stages
+_SHARED_BYTES = 210 * 1024  # of a multiprocessor, less a block's memory besides its stages
 _STAGE_BYTES = 32 * 1024  # of the decode kernel with tiles of 64 keys
 
 
@@ -89,7 +89,7 @@ def most_cluster_splits(head_bytes: int, stages: int) -> int:
 
 
 def cluster_scratch(num_splits: int, D: int, N: int) -> dict[str, Any]:
-    """What a block needs to gather the others' ``[D, N]`` and ``[N]``."""
+    """The scratch of a block that gathers the others' ``[D, N]`` and ``[N]``."""
     others = num_splits - 1
     return {
         "partial": plgpu.SMEM((others, D, N), jnp.float32),
@@ -114,9 +114,9 @@ def combine_in_cluster(
         out: this split's normalised output ``[D, N]``.
         log_sum: base-2 logarithms of its sums ``[N]``; -inf where it saw no key.
         finish: is given ``[D, N]``; zeros where no split saw a key.
-        partial: of `cluster_scratch`, as are the rest.
-        log_sums: likewise.
-        gathered: likewise.
+        partial: scratch from `cluster_scratch`.
+        log_sums: scratch from `cluster_scratch`.
+        gathered: barriers from `cluster_scratch`.
     """
     split = lax.axis_index("split")
     log_sum = lax.broadcast_in_dim(log_sum, out.shape, [1])

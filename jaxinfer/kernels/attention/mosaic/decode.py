@@ -3,7 +3,7 @@
 It computes `softmax(scale * q k^T) v` for one query row per (sequence, head), with keys and
 values in pages named by a block table (PagedAttention, Kwon et al. 2023, arXiv:2309.06180).
 
-How, and where each idea comes from:
+The method, with the source of each idea:
 
 * **Online softmax** (Milakov and Gimelshein 2018, arXiv:1805.02867; FlashAttention, Dao et al.
   2022, arXiv:2205.14135): keys are visited in tiles of `block_kv`; a running maximum `m`, a running
@@ -15,9 +15,9 @@ How, and where each idea comes from:
   starts TMA copies (one warp for keys, one for values), up to `stages` tiles ahead; warpgroup 1
   only computes. Four barriers a stage say "filled" and "free" for keys and for values.
 * **Swapped operands**: keys are the rows of both products (`decode_tile.py`).
-* **Shared keys** (Hydragen, Juravsky et al. 2024, arXiv:2402.05099): what several sequences begin
-  with, `shared_prefix.py` reads once for all of them, and `own_keys.py` what is left of each; they
-  take the place of this kernel.
+* **Shared keys** (Hydragen, Juravsky et al. 2024, arXiv:2402.05099): `shared_prefix.py` reads the
+common prefix of several sequences once for all of them, and `own_keys.py` each one's remaining
+keys; they take the place of this kernel.
 
 One block works on one (sequence, kv head, split). Keys outside [first visible, length) are never
 copied page-wise; inside the last page they are masked in the scores and zeroed in the values.
@@ -68,7 +68,7 @@ class DecodeConfig:
         block_kv: keys in a tile, 64 or 128.
         stages: tiles in flight.
         num_splits: blocks that share one sequence and head.
-        in_cluster: whether they, at most 8, are a cluster that combines what they have.
+        in_cluster: whether these blocks, at most 8, form a cluster that combines their outputs.
     """
 
     block_kv: int = 64
@@ -97,7 +97,7 @@ class _Problem:
 
     @property
     def leaves_partials(self) -> bool:
-        """Whether another launch combines the splits."""
+        """True if another launch combines the splits."""
         return self.config.num_splits > 1 and not self.config.in_cluster
 
 
@@ -110,12 +110,12 @@ def paged_decode_attention(
     shared: SharedPrefixes | None = None,
     config: DecodeConfig | None = None,
 ) -> Float[Array, "B H D"]:
-    """As `Attend`.
+    """Decode attention of one query a row on Hopper; see `Attend`.
 
     Args:
         q: normalised and rotated queries, bfloat16 or float16.
         pages: keys and values in q's dtype.
-        rows: of one query each.
+        rows: rows of one query each.
         scoring: causal.
         shared: which rows begin with the same pages, so that these are read once; None looks at
             every row alone.
@@ -149,7 +149,8 @@ def paged_decode_attention(
         queries = jnp.pad(queries, ((0, padding), (0, 0)))
     args = (queries, pages.k, pages.v, rows.context_lens, rows.block_tables)
     shapes = tuple(jax.ShapeDtypeStruct(arg.shape, arg.dtype) for arg in args)
-    # Built for just these: but an engine's programs share it, and lowering it takes long.
+    # Built for these shapes alone: all of an engine's programs share it, and lowering it takes
+    # long.
     out = call_built_for(
         _launch, problem, shapes, args, _out_type(problem, shapes), name="paged_decode_attention"
     )
@@ -176,7 +177,7 @@ def choose_config(B: int, K: int, longest: int, *, head_bytes: int = 4096) -> De
     `head_bytes` is the size of a split's output for one kv head, in float32.
 
     Measured on an H200 (`scripts/kernel_bench.py --sweep`): with work for every multiprocessor, one
-    block with 192 KB in flight each is fastest; below that, smaller tiles of which two blocks fit,
+    block with 192 KB in flight each is fastest; below that, smaller tiles, so that two blocks fit,
     and splits until there is about one block a multiprocessor. No split is shorter than 256 keys:
     below that the combine pass costs more than it saves. A cluster combines faster, but one of
     eight blocks needs half a part of the chip to itself: steps of 16 such clusters lost 10%, of 8
@@ -248,7 +249,7 @@ def _launch(problem: _Problem, shapes: tuple[jax.ShapeDtypeStruct, ...]):
 
 @dataclasses.dataclass(frozen=True)
 class _Span:
-    """What one block works on."""
+    """The keys, sequence and head that one block works on."""
 
     row: Scalar
     kv_head: Scalar

@@ -25,8 +25,8 @@ COLUMN = plgpu.Layout.WGMMA.reduce(0)
 """Layout of one value per column (query) of a wgmma accumulator."""
 
 type State = tuple[jax.Array, jax.Array, jax.Array]
-"""Of an online softmax: an unnormalised output `[D, N]`, maxima (base 2) `[N]`, and sums, of each
-key row by itself, `[block_kv, N]`; all float32."""
+"""The state of an online softmax, all float32: an unnormalised output `[D, N]`, maxima (base 2)
+`[N]`, and sums of each key row by itself, `[block_kv, N]`."""
 
 
 def columns_of(group: int) -> int:
@@ -41,12 +41,12 @@ class TileMemory:
     Attributes:
         q: queries ``[N, D]``.
         k: keys ``[stages, block_kv, D]``.
-        v: values, likewise.
+        v: values ``[stages, block_kv, D]``.
         weights: ``[N, block_kv]``, for the product with the values.
         k_filled: barriers on which the copies of keys arrive.
-        v_filled: likewise of values.
+        v_filled: barriers on which the copies of values arrive.
         k_free: barriers on which the consumer arrives when it has read a stage's keys.
-        v_free: likewise of values.
+        v_free: barriers on which the consumer arrives when it has read a stage's values.
     """
 
     q: Ref
@@ -81,13 +81,13 @@ def attend_tile(
     """The state after one more tile; its sums stay apart for each key row until the end.
 
     Args:
-        memory: where the tile is, or soon will be.
+        memory: holds the tile, once its copies have arrived.
         slot: the tile's stage.
         state: after the tiles before.
-        scale: what scores are multiplied by.
+        scale: factor of the scores.
         first_key: position of the tile's first key.
         length: keys of the sequence, if the tile may end after them; None for a whole tile.
-        is_visible: of key positions, which are seen; None for all.
+        is_visible: returns a mask of visible key positions; None makes all visible.
     """
     acc, m, sums = state
     N, block_kv = memory.weights.shape

@@ -33,10 +33,10 @@ def own_rows(
     shared: SharedPrefixes,
     page_size: int,
 ) -> tuple[Int32[Array, " B"], Int32[Array, "B W"], Int32[Array, "B 4"]]:
-    """What each row sees alone, the row with the most keys first: attention minds no positions.
+    """Each row's own keys, rows with the most keys first; attention ignores positions.
 
-    A kernel that was to skip shared keys itself would know which pages to load only after it has
-    loaded how many to skip.
+    A kernel that skipped shared keys itself would have to load their number before it knew which
+    pages to load.
 
     Returns:
         Keys that are not shared; block tables from the first of these on; and of each row its
@@ -55,12 +55,12 @@ def own_rows(
 
 @dataclasses.dataclass(frozen=True)
 class Parts:
-    """What work items saw for one row and one group of query heads.
+    """The work items' results for one row and one group of query heads.
 
     Attributes:
-        rows: of `own_rows`.
+        rows: from `own_rows`.
         partial: outputs of all work items, from `attend_shared`.
-        log_sums: base-2 logarithms of their sums, likewise.
+        log_sums: base-2 logarithms of their sums, from `attend_shared`.
         place: the row's place in `rows`.
         kv_head: the group of query heads.
         group: query heads in a group.
@@ -75,7 +75,7 @@ class Parts:
 
     @property
     def count(self) -> Scalar:
-        """How many there are; 0 for none."""
+        """The number of parts; 0 for none."""
         return self.rows[self.place, 2]
 
     @property
@@ -85,7 +85,7 @@ class Parts:
 
     @property
     def aligned_query(self) -> Scalar:
-        """The aligned row at or before it, of which queries are copied."""
+        """The aligned row at or before it, from which queries are copied."""
         return self.first_query // 8 * 8  # The compiler must see the factor.
 
     @property
@@ -94,7 +94,7 @@ class Parts:
         return self.first_query - self.aligned_query
 
     def at(self, part: int, head: int) -> tuple[Scalar, Scalar, Scalar]:
-        """Where one head's share of one work item lies; somewhere, if there is none."""
+        """Indices of one head's share of one work item; valid but arbitrary if there is none."""
         item = jnp.minimum(self.rows[self.place, 1] + part, self.partial.shape[0] - 1)
         return item, self.kv_head, head * rows_in_item(self.group) + self.rows[self.place, 3]
 
@@ -112,11 +112,11 @@ def load(parts: Parts, follows: Scalar, *, values: Ref, filled: Ref, free: Ref) 
     """Producer warp: starts the copies of a row's parts.
 
     Args:
-        parts: of the row.
+        parts: the row's parts.
         follows: whether other parts came before, which must have been read.
-        values: of `scratch`, as are the rest.
-        filled: likewise.
-        free: likewise.
+        values: outputs, from `scratch`.
+        filled: barrier on which copies arrive, from `scratch`.
+        free: barrier on which readers arrive, from `scratch`.
     """
     pl.when(follows)(lambda: plgpu.barrier_wait(free))
     for part in range(MOST_ITEMS_OF_A_ROW):
@@ -136,9 +136,9 @@ def joined(parts: Parts, block_kv: int, *, values: Ref, filled: Ref, free: Ref) 
     Args:
         parts: of the row; without any it is the state before the first key.
         block_kv: rows that the sums are spread over, a power of two.
-        values: of `scratch`, as are the rest.
-        filled: likewise.
-        free: likewise.
+        values: outputs, from `scratch`.
+        filled: barrier on which copies arrive, from `scratch`.
+        free: barrier on which readers arrive, from `scratch`.
     """
     columns, D = values.shape[1:]
     numbers = [_log_sums(parts, part, columns) for part in range(MOST_ITEMS_OF_A_ROW)]

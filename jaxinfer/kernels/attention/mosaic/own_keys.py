@@ -1,4 +1,4 @@
-"""Decode attention over the keys that each row sees alone, joined with the keys that rows share.
+"""Decode attention over each row's own keys, joined with the result over keys that rows share.
 
 Rows that share a prompt often have few keys of their own, and a block for each of them, as in
 `decode.py`, would spend most of its time on getting started. Here blocks stay on their
@@ -74,10 +74,10 @@ def attend_own(
     Args:
         q: normalised and rotated queries, bfloat16 or float16.
         pages: keys and values in q's dtype.
-        rows: of one query each, with all of their keys.
+        rows: rows of one query each, with all of their keys.
         shared: the work items.
-        seen: what `attend_shared` returned for them.
-        scale: what scores are multiplied by (positive).
+        seen: the results of `attend_shared` for them.
+        scale: factor of the scores (positive).
     """
     B, H, D = q.shape
     S, K = pages.k.shape[1:3]
@@ -122,7 +122,7 @@ def _launch(p: _Problem, shapes: tuple[jax.ShapeDtypeStruct, ...]):
             "v_free": free,
             "parts": join.scratch(p.columns, p.D, p.group, p.dtype),
         },
-        # What else two blocks need leaves no more room for sums over warps.
+        # The other memory of two blocks leaves no room for sums over warps.
         compiler_params=plgpu.CompilerParams(approx_math=True, reduction_scratch_bytes=1024),
         kernel_name="attend_own",
     )
@@ -135,7 +135,7 @@ class _Item:
     Attributes:
         place: of the row among all, the longest first.
         kv_head: the group of query heads.
-        length: keys that the row sees alone.
+        length: the row's own keys.
     """
 
     place: Scalar
@@ -152,7 +152,7 @@ class _Item:
 
 
 def num_rounds(block: Scalar, pairs: int, blocks: int) -> Scalar:
-    """How many of the pairs one block visits."""
+    """The number of pairs that one block visits."""
     whole_rounds, rest = divmod(pairs, blocks)
     return whole_rounds + jnp.where(_turn(block, jnp.int32(whole_rounds), blocks) < rest, 1, 0)
 
@@ -163,7 +163,7 @@ def pair_of(block: Scalar, round_: Scalar, pairs: int, blocks: int) -> Scalar:
 
 
 def _turn(block: Scalar, round_: Scalar, blocks: int) -> Scalar:
-    """A block's place in a round: the first is the last in every other one."""
+    """A block's place in a round; every other round is in reverse order."""
     return jnp.where(lax.rem(round_, jnp.int32(2)) == 0, block, blocks - 1 - block)
 
 

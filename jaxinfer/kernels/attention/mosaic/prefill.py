@@ -4,7 +4,7 @@ Causal attention of packed queries of unequal sequences (`cu_seqlens_q`) over ke
 pages. Chunked prefill and prefix hits are the same computation with an offset: query i of a
 sequence sits at `context_len - query_len + i`, and all its keys are already in pages.
 
-How, and where each idea comes from:
+The method, with the source of each idea:
 
 * **FlashAttention-2** (Dao 2023, arXiv:2307.08691): a tile of queries stays on the chip, keys and
   values stream past; only tiles that cross the diagonal pay for a mask.
@@ -65,7 +65,7 @@ def paged_prefill_attention(
     Args:
         q: normalised and rotated queries, bfloat16 or float16, sequences one after the other.
         pages: keys and values in q's dtype.
-        rows: where queries begin and keys are.
+        rows: offsets of the queries, and block tables of the keys.
         scoring: causal.
         config: tuning; None takes the measured default.
 
@@ -272,10 +272,10 @@ def _attend(p, item, done, consumer, q_smem, k_smem, v_smem,
 
 
 def _mask(s, first_position, first_key, window):
-    """Scores without what a query does not see.
+    """The scores, masked where a query does not see a key.
 
-    In pieces of a tile's width, since the positions of all columns at once would take a register
-    each for as long as the kernel runs.
+    Works in pieces of a tile's width: the positions of all columns at once would take a register
+    each for the whole kernel.
     """
 
     def piece(column):

@@ -50,7 +50,7 @@ class Problem:
 
     @property
     def paired_heads(self) -> bool:
-        """Whether the consumers take two heads of a group, not two halves of a tile."""
+        """True if the consumers take two heads of a group, not two halves of a tile."""
         return self.group % CONSUMERS == 0
 
     @property
@@ -85,7 +85,7 @@ class Item:
 
     @property
     def has_keys(self) -> Scalar:
-        """Whether there is anything to attend to, so that queries have to be loaded.
+        """True if there are keys to attend to, so that queries have to be loaded.
 
         The work list is sorted by keys, so a block's items without keys come last, and the
         consumers walk through them without the producer.

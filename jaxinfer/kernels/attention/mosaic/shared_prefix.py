@@ -3,7 +3,7 @@
 A work item (`kernels/attention/shared_prefix.py`) is to this kernel what a tile of queries is to
 the prefill kernel: 64 queries, here of several rows and all heads of a GQA group, meet a stretch of
 keys that all of them see, so that nothing is masked. Each leaves a normalised partial output and
-the base-2 logarithm of its sum, which `join.py` joins with what each row sees alone.
+the base-2 logarithm of its sum, which `join.py` joins with the result over each row's own keys.
 
 Blocks stay on their multiprocessor, two on each, and take every nth work item and kv head.
 One warpgroup starts TMA copies up to `_STAGES` tiles ahead, across work items, the other computes.
@@ -65,9 +65,9 @@ def attend_shared(
     Args:
         q: normalised and rotated queries, bfloat16 or float16, of at least `rows_in_item` rows.
         pages: keys and values in q's dtype.
-        rows: of one query each.
+        rows: rows of one query each.
         shared: the work items.
-        scale: what scores are multiplied by (positive).
+        scale: factor of the scores (positive).
 
     Returns:
         Normalised outputs in q's dtype and base-2 logarithms of their sums. Query head g of a kv

@@ -41,15 +41,16 @@ def stream_tiles[AnItem: Item](
     """Stream one pool's tiles of every item, as many ahead of the consumers as there are stages.
 
     Args:
-        tiling: how tiles are made of pages.
-        rounds: how many items the block walks through.
+        tiling: the relation between tiles and pages.
+        rounds: number of items that the block walks through.
         items: the item of a round.
-        place: of an item the row of its block table, its kv head and how many keys the row has.
+        place: from an item to its row in the block tables, its kv head and the row's number of
+            keys.
         tables: block tables.
         pages: the pool.
         smem: ``[stages, keys, D]``.
-        filled: barriers of the stages, waited for by the consumers.
-        free: likewise, on which they arrive.
+        filled: barriers of the stages, on which the consumers wait.
+        free: barriers of the stages, on which the consumers arrive.
     """
     stages = smem.shape[0]
 

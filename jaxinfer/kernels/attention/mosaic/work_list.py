@@ -44,7 +44,7 @@ def work_list(
         window: of visible keys, or None.
 
     Returns:
-        One line of `Field`s per tile, and how many lines hold work.
+        One line of `Field`s per tile, and the number of lines with work.
     """
     B = context_lens.shape[0]
     begins = cu_seqlens_q

@@ -14,7 +14,7 @@ from numba import carray, cfunc, njit, types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-_HANDLER = types.int64(types.voidptr)  # a frame to an error, of which 0 is none
+_HANDLER = types.int64(types.voidptr)  # from a frame to an error; 0 is success
 # Words of a frame, of its list of arguments or results, and of a buffer.
 _QUERY, _API, _ARGUMENTS, _RESULTS = 1, 2, 9, 14
 _DATA, _SIZES = 3, 5
@@ -45,13 +45,13 @@ def _words(address, count):
 
 @njit
 def open_frame(frame_pointer: Any) -> Any:
-    """A frame's words; none where XLA asked for the version, which is answered here."""
+    """A frame's words; empty if XLA asked for the interface's version, which is answered here."""
     frame = carray(frame_pointer, (_FRAME_WORDS,), np.int64)
     if frame[_QUERY] == 0:
         return frame
     answer = _words(_words(frame[_QUERY], _ANSWER + 1)[_ANSWER], _VERSION + 1)
     version = _words(frame[_API], _API_VERSION + 1)[_API_VERSION]
-    if version & _MAJOR == 0:  # XLA refuses what does not answer.
+    if version & _MAJOR == 0:  # XLA refuses a function that does not answer.
         answer[_VERSION] = version
     return frame[:0]
 

@@ -16,7 +16,7 @@ from jaxinfer.kernels.constants import LOG2_E
 def paged_decode_attention(
     q: Float[Array, "B H D"], pages: Pages, rows: PagedRows, scoring: Scoring
 ) -> Float[Array, "B H D"]:
-    """As `Attend`, in float32."""
+    """Decode attention of one query a row on a CPU, in float32; see `Attend`."""
     B, H, D = q.shape
     K = pages.k.shape[2]
     context_lens, block_tables, _ = rows
@@ -28,7 +28,7 @@ def paged_decode_attention(
     scales = () if pages.k_scale is None else (pages.k_scale, pages.v_scale)
 
     def attend(first: int, end: int) -> Array:
-        """The outputs of some pairs of a row and a KV head."""
+        """Attention outputs of the (row, KV head) pairs from `first` to `end`."""
         out = jax.ShapeDtypeStruct((end - first, H // K, D), q.dtype)
         pair = jnp.array([first], jnp.int32)
         call = jax.ffi.ffi_call(DECODE if not scales else DECODE_INT8, out)
@@ -41,7 +41,7 @@ def paged_decode_attention(
 
 
 def _num_calls(pairs: int) -> int:
-    """Of how many calls a step's attention consists.
+    """The number of calls that a step's attention is split into.
 
     XLA gives some of the calls that are ready to another thread only where more than eight are.
     """

@@ -1,9 +1,9 @@
 """Decode attention for a CPU, with keys and values read where they lie; compiled by numba.
 
-XLA gathers pages before it multiplies; here each is read once, which is what a step over many rows
-waits for. Exact attention by online softmax (Milakov and Gimelshein 2018, arXiv:1805.02867) in
-float32, over chunks of keys that begin at fixed positions: so it makes no difference to a row who
-its batch mates are, nor how large pages are.
+XLA gathers pages before it multiplies; here each is read once, and reading pages is most of the
+time of a step with many rows. Exact attention by online softmax (Milakov and Gimelshein 2018,
+arXiv:1805.02867) in float32, over chunks of keys that begin at fixed positions: so a row's result
+depends neither on its batch mates nor on the page size.
 """
 
 import math
@@ -20,9 +20,9 @@ from jaxinfer.kernels.attention.numba.call_frame import (
 )
 
 DECODE = "jaxinfer_paged_decode_attention"
-"""What XLA knows the function by."""
+"""The name of XLA's call target."""
 DECODE_INT8 = "jaxinfer_paged_decode_attention_int8"
-"""Likewise, with pages of an int8 cache."""
+"""The name of XLA's call target for pages of an int8 cache."""
 
 _CHUNK = 32  # keys
 _LOWEST = np.float32(-1e30)  # exponent of keys without weight
@@ -53,7 +53,7 @@ def _exp2(x):
 def _attend(q, k_pages, v_pages, k_scales, v_scales, head, context, first, table, scores, out):
     """One row and KV head: `q` and `out` are `[G, D]`, `scores` `[G, chunk]` is scratch.
 
-    Scales are None for pages of float32; what asks for them is compiled only where they are there.
+    Scales are None for pages of float32; code that reads them is compiled only for int8 pages.
     """
     G, D = q.shape
     S = k_pages.shape[1]
@@ -146,7 +146,7 @@ def _scales_of(frame, index):
 
 
 def _handler(frame_pointer):
-    """What XLA calls where pages hold float32."""
+    """XLA's call target for pages of float32."""
     frame = open_frame(frame_pointer)
     if len(frame) > 0:
         _attend_all(frame, np.float32, None, None)
@@ -154,7 +154,7 @@ def _handler(frame_pointer):
 
 
 def _int8_handler(frame_pointer):
-    """What XLA calls where pages hold integers, with their scales as the last two arguments."""
+    """XLA's call target for int8 pages, with their scales as the last two arguments."""
     frame = open_frame(frame_pointer)
     if len(frame) > 0:
         _attend_all(frame, np.int8, _scales_of(frame, 7), _scales_of(frame, 8))

@@ -1,1 +1,1 @@
-"""Paged attention for GPUs before and beside Hopper, in Triton."""
+"""Paged attention for GPUs other than Hopper, in Triton."""

@@ -20,7 +20,7 @@ def paged_decode_attention(
     *,
     num_splits: int | None = None,
 ) -> Float[Array, "B H D"]:
-    """As `Attend`; `num_splits` programs share one sequence's keys (None: enough for the chip)."""
+    """Decode attention, see `Attend`; `num_splits` programs share a row (None: fill the chip)."""
     B, H, D = q.shape
     S, K = pages.k.shape[1:3]
     W = rows.block_tables.shape[1]

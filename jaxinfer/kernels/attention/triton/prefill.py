@@ -16,7 +16,7 @@ _BLOCK_N = 64
 def paged_prefill_attention(
     q: Float[Array, "T H D"], pages: Pages, rows: PagedRows, scoring: Scoring
 ) -> Float[Array, "T H D"]:
-    """As `Attend`, causal."""
+    """Causal attention of packed queries; see `Attend`."""
     T, H, D = q.shape
     S, K = pages.k.shape[1:3]
     context_lens, block_tables, cu_seqlens_q = rows

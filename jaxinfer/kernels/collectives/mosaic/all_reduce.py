@@ -2,15 +2,15 @@
 
 Every GPU writes its operand straight into memory of all others over NVLink, raises a flag there,
 waits for theirs, and adds up what has arrived: one crossing of the link and a flag, where a ring
-needs many. It is an ordinary kernel, so it is captured in CUDA graphs, and a graph with it need not
-be recorded anew at each launch as one with NCCL's kernels must.
+needs many. It is an ordinary kernel, so it is captured in CUDA graphs, and unlike NCCL's kernels it
+does not force a graph to be recorded anew at each launch.
 
 Each GPU owns a *peer buffer*, which the others know by its address (`peer_buffer_bytes`, zeroed
 once): a count of sums and flags for each block of threads, and two halves of data. Sum n uses half
-n % 2, so that what a GPU still reads in sum n is not overwritten before sum n + 2, for which all
-must have finished sum n. Flags hold n, hence never need to be cleared; `instructions.py` says how n
-goes round. Blocks of threads know nothing of each other: block i of one GPU talks to the blocks i
-of the others alone.
+n % 2, so that data which a GPU still reads in sum n is not overwritten before sum n + 2, for which
+all must have finished sum n. Flags hold n, hence never need to be cleared; `instructions.py`
+explains how n wraps around. Blocks of threads are independent: block i of one GPU exchanges data
+only with block i of each other GPU.
 
 GPUs that differ in bit d - 1, d = 1 to N - 1, are partners at distance d (rank XOR d), so both name
 each other the same, and a tree over the distances adds in the same order on all: their sums are
@@ -50,19 +50,19 @@ _MOST_PACKETS = 128
 
 
 def supports(size: int, dtype: jax.typing.DTypeLike, num_devices: int) -> bool:
-    """Whether `all_reduce` takes arrays of this size and dtype over that number of GPUs."""
+    """True if `all_reduce` takes arrays of this size and dtype over that number of GPUs."""
     narrow = jnp.dtype(dtype) in (jnp.bfloat16, jnp.float16)
     return supports_devices(num_devices) and narrow and _per_block(size, _LINE) > 0
 
 
 def supports_norm(shape: tuple[int, ...], dtype: jax.typing.DTypeLike, num_devices: int) -> bool:
-    """Whether `all_reduce_norm` takes arrays of this shape and dtype over that number of GPUs."""
+    """True if `all_reduce_norm` takes arrays of this shape and dtype over that number of GPUs."""
     size = shape[0] * shape[1] if len(shape) == 2 else 0
     return supports(size, dtype, num_devices) and _per_block(size, shape[1]) > 0
 
 
 def supports_devices(num_devices: int) -> bool:
-    """Whether sums over a given number of GPUs are supported."""
+    """True if sums over a given number of GPUs are supported."""
     return num_devices in (2, 4)
 
 
@@ -85,9 +85,9 @@ def all_reduce(
 
     Args:
         x: bfloat16 or float16.
-        peers: addresses of peer buffers as this GPU sees them, low and high half: at index d that
-            of the GPU whose rank is this GPU's XOR d, so its own first.
-        onto: what the rounded sum is added to, the same on all GPUs; the result is rounded again.
+        peers: addresses of peer buffers in this GPU's address space, low and high half: index d is
+            the GPU whose rank is this GPU's XOR d, so its own is first.
+        onto: added to the rounded sum, the same on all GPUs; the result is rounded again.
 
     Returns:
         The sum, in x's dtype.
@@ -123,8 +123,8 @@ def all_reduce_norm(
         x: as for `all_reduce`.
         peers: as for `all_reduce`.
         onto: the residual stream, the same on all GPUs.
-        weight: of the norm.
-        eps: of the norm.
+        weight: the norm's weight.
+        eps: epsilon of the norm.
 
     Returns:
         The stream and its norm, in x's dtype.

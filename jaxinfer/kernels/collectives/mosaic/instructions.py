@@ -1,8 +1,8 @@
 """PTX instructions of one thread in an exchange through peer buffers; called by `peer_buffer.py`.
 
-Exchanges are numbered modulo 2**32: decoding makes as many within a few days. A wait looks for
-equal numbers, so that what an earlier exchange left behind never passes for this one's, however
-long ago it was (but for exactly 2**32 - 2 exchanges).
+Exchanges are numbered modulo 2**32: decoding makes as many within a few days. A wait compares
+numbers for equality, so that data of an earlier exchange is never taken for this one's, however
+long ago it was (except exactly 2**32 - 2 exchanges).
 
 A wait ends after 20 seconds: the partner's launch may have failed, and nothing else takes a
 spinning kernel off a GPU. The launches of one step on two GPUs are milliseconds apart; 20 seconds
@@ -14,8 +14,8 @@ would take hours. Nothing has to be cleared afterwards.
 
 STORE = "st.relaxed.sys.global.v4.b32 [$0], {$1, $2, $3, $4};"
 LOAD = "ld.relaxed.sys.global.v4.b32 {$0, $1, $2, $3}, [$4];"
-# Numbers go round: after the largest comes 2, so that odd ones and even ones still take turns, and
-# none is 0, the value of memory that has not been written yet.
+# Numbers wrap around: after the largest comes 2, so that odd ones and even ones still take turns,
+# and none is 0, the value of memory that has not been written yet.
 _NEXT = "add.u32 {0}, {0}, 1; setp.eq.u32 wraps, {0}, 0; @wraps mov.b32 {0}, 2;"
 COUNT = "{ .reg .pred wraps; ld.relaxed.sys.global.b32 $0, [$1]; " + _NEXT.format("$0") + " }"
 _FIRST = "{ .reg .pred first; setp.eq.u32 first, $2, 0; @first %s [$0], $1; }"

@@ -64,7 +64,7 @@ class PeerBuffer:
 
     @property
     def given_up(self) -> int:
-        """When one of this GPU's waits last ended without its partner: nanoseconds, 64 bits."""
+        """Offset of the time at which a wait of this GPU last gave up: nanoseconds, 64 bits."""
         return 4 * self.num_devices * self.num_blocks
 
     @property
@@ -80,20 +80,20 @@ class PeerBuffer:
         return 2 * (self.num_devices - 1) * self.num_blocks
 
     def count(self, block: Offset) -> Offset:
-        """How many exchanges the block has made."""
+        """Offset of the number of exchanges that the block has made."""
         return block * 4
 
     def flag(self, distance: int, block: Offset) -> Offset:
-        """What the partner at that distance raises."""
+        """Offset of the flag that the partner at that distance raises."""
         return (block + distance * self.num_blocks) * 4
 
     def packet(self, distance: int, half: Offset, block: Offset, line: int) -> Offset:
-        """A line from the partner at that distance, as packets."""
+        """Offset of a line from the partner at that distance, as packets."""
         place = self._place(distance, half, block) * (self.num_packet_lines * 2 * self.line_bytes)
         return place + (self._packets + line * 2 * self.line_bytes)
 
     def line(self, distance: int, half: Offset, block: Offset, line: int) -> Offset:
-        """A line from the partner at that distance, as it is."""
+        """Offset of a line from the partner at that distance, as plain data."""
         place = self._place(distance, half, block) * (self.num_lines * self.line_bytes)
         return place + (self._lines + line * self.line_bytes)
 
@@ -107,7 +107,7 @@ def shared_peer_buffer(num_devices: int) -> PeerBuffer:
 
 
 class Opened(NamedTuple):
-    """What a block knows of an exchange before it has anything to send; int32 scalars.
+    """The state of an exchange that a block has opened, before it sends; int32 scalars.
 
     Attributes:
         block: this block's number.
@@ -121,10 +121,10 @@ class Opened(NamedTuple):
 
 
 def open_exchange(peer_buffer: PeerBuffer, block: Scalar, peers: Ref) -> Opened:
-    """Begins an exchange: the sooner, the less it has to be waited for.
+    """Begin an exchange; called early, its memory reads overlap other work.
 
     Args:
-        peer_buffer: how all GPUs' peer buffers are laid out.
+        peer_buffer: the layout of all GPUs' peer buffers.
         block: this block's number.
         peers: addresses of the peer buffers, int32 ``[N, 2]`` in device memory; its own first.
     """
@@ -158,13 +158,13 @@ def trade(
     """Give each partner this block's values and take theirs; called by one warpgroup, the first.
 
     Args:
-        peer_buffer: how all GPUs' peer buffers are laid out.
+        peer_buffer: the layout of all GPUs' peer buffers.
         values: 16-bit ``[rows, elements]`` in registers of `layout`, 16 bytes a thread and line.
-        opened: of `open_exchange`.
+        opened: from `open_exchange`.
         layout: of the values.
-        as_packets: how they travel.
-        num_threads: the first threads, whose packets are all that is exchanged; what the others
-            return has no meaning.
+        as_packets: send them as packets, not as lines and a flag.
+        num_threads: the number of leading threads that exchange packets; the other threads' results
+            are meaningless.
 
     Returns:
         The values of the partners at distance 1, 2, ...; NaN from one that did not come.
@@ -193,7 +193,7 @@ def trade(
 
 
 class _Post:
-    """What one thread knows of an exchange.
+    """One thread's state of an exchange.
 
     Attributes:
         peer_buffer: the layout.
@@ -213,7 +213,7 @@ class _Post:
 
     @property
     def distances(self) -> range:
-        """The partners' buffers."""
+        """Distances of the partners."""
         return range(1, self.peer_buffer.num_devices)
 
     @property

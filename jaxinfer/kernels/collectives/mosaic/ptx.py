@@ -30,7 +30,7 @@ def _value(number: Word | int) -> Any:
 
 
 def widened(value: Any) -> Word:
-    """A 32-bit number that is not negative."""
+    """Widen a non-negative 32-bit number to 64 bits."""
     return Word(arith.extui(ir.IntegerType.get_signless(64), value))
 
 

@@ -42,9 +42,9 @@ def add_norm(
     Args:
         x: residual stream, bfloat16 or float16.
         delta: added to `x`, in the same dtype.
-        weight: of the norm.
+        weight: the norm's weight.
         other: added to `delta` before, and that sum rounded; another device's share of it.
-        eps: of the norm.
+        eps: epsilon of the norm.
 
     Returns:
         The sum and the norm, in x's dtype.
@@ -80,7 +80,7 @@ def add_norm(
 
 
 def supports(size: int, dtype: jax.typing.DTypeLike) -> bool:
-    """Whether rows of `size` elements of this dtype can be added and normalised here."""
+    """True if rows of `size` elements of this dtype can be added and normalised here."""
     whole = size % (_WARPS * _LANES * 2) == 0 and size <= 8192
     return whole and jnp.dtype(dtype) in (jnp.bfloat16, jnp.float16)
 

@@ -23,7 +23,7 @@ def silu_mul(gate: Float[Array, "T F"], up: Float[Array, "T F"]) -> Float[Array,
 
     Args:
         gate: bfloat16 or float16.
-        up: in the same dtype.
+        up: the other factor, in the same dtype.
 
     Returns:
         The product, in gate's dtype.
@@ -50,7 +50,7 @@ def silu_mul(gate: Float[Array, "T F"], up: Float[Array, "T F"]) -> Float[Array,
 
 
 def supports(size: int, dtype: jax.typing.DTypeLike) -> bool:
-    """Whether arrays of `size` elements of this dtype can be multiplied here."""
+    """True if arrays of `size` elements of this dtype can be multiplied here."""
     return size % _BLOCK == 0 and jnp.dtype(dtype) in (jnp.bfloat16, jnp.float16)
 
 

@@ -11,8 +11,8 @@ class Chunks:
     """Makes the events of one stream; what they share is encoded once.
 
     Args:
-        begin: the fields that all have.
-        options: what the stream reports; without usage its chunks have no such field.
+        begin: the fields that all chunks share.
+        options: the request's `stream_options`; without usage, chunks have no `usage` field.
     """
 
     def __init__(self, begin: Mapping[str, Any], options: StreamOptions | None) -> None:

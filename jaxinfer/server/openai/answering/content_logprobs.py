@@ -16,8 +16,8 @@ class ContentLogprobs:
 
     Args:
         count: likeliest tokens at each place; None for no log-probabilities at all.
-        tokenizer: of the model.
-        answer: how the answer is read; None if all of it is content.
+        tokenizer: the model's tokenizer.
+        answer: the format for parsing the answer; None if all of it is content.
     """
 
     def __init__(
@@ -32,7 +32,7 @@ class ContentLogprobs:
         )
 
     def of(self, completion: CompletionOutput) -> Sequence[TokenLogprob]:
-        """Those of an output's new tokens."""
+        """The log-probabilities of an output's new tokens."""
         if self._count is None or not completion.logprobs:
             return ()
         pairs = zip(completion.token_ids, completion.logprobs, strict=True)
@@ -47,7 +47,7 @@ class ContentLogprobs:
 
 
 def _content_test(tokenizer: Tokenizer, answer: AnswerFormat) -> Callable[[int], bool]:
-    """Takes in an answer's tokens one by one; tells whether each is behind the reasoning."""
+    """A function of an answer's next token that returns True once the reasoning is over."""
     if answer.reasoning is None or answer.stage == "over":
         return lambda token_id: True
     tokens = thinking_tokens(tokenizer, tokenizer.vocab_size) if answer.tags_are_tokens else None
@@ -60,7 +60,7 @@ def _content_test(tokenizer: Tokenizer, answer: AnswerFormat) -> Callable[[int],
     def is_content(token_id: int) -> bool:
         if (before := parser.state) == "over":
             return True
-        # A byte a character: tags are ASCII, and half a character is no obstacle.
+        # A byte a character: tags are ASCII, and partial characters do no harm.
         parser.feed(tokenizer.token_bytes(token_id).decode("latin-1"))
         return before == "possible" and parser.state == "over"
 

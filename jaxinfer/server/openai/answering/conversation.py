@@ -1,4 +1,4 @@
-"""Makes the engine's job of a conversation: its prompt, its thinking, and its grammar, if any."""
+"""Turns a conversation into a job for the engine: prompt, thinking, and grammar, if any."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -41,16 +41,16 @@ async def conversation_job(
 
     Args:
         body: the request.
-        messages: as chat templates know them.
-        params: of the request.
-        plan: how the answer is read.
-        label: of the job.
+        messages: the conversation, as chat templates expect it.
+        params: the request's sampling parameters.
+        plan: the plan for parsing the answer.
+        label: the job's label.
         front: has the template and says whether the model thinks.
-        field: of the request that the prompt is made of, for errors.
-        effort: of thinking; `enable_thinking` and a budget of the request's own win.
-        limit: how many tokens of the prompt are kept, the last ones; None keeps all.
+        field: the request's field that holds the prompt, named in errors.
+        effort: amount of thinking; the request's own `enable_thinking` and budget take precedence.
+        limit: keep only this many of the prompt's last tokens; None keeps all.
         final_message: the text of a last message that the answer continues.
-        options: of `Prompts.render`.
+        options: further arguments of `Prompts.render`.
 
     Raises:
         ApiError: 400: the template refuses, the prompt is too long, or a schema can't be enforced.

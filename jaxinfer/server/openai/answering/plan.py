@@ -19,12 +19,12 @@ class AnswerPlan:
     """The plan for reading an answer, made before the request runs: a mistake is refused at once.
 
     Attributes:
-        tools: the tools, as chat templates know them.
+        tools: the tools, as chat templates expect them.
         tool_parser: name of the parser that reads calls; None leaves them in the content.
         reasoning_parser: name of the parser that reads reasoning; None leaves it in the content.
-        parallel: more than one call is wanted.
-        forced: "required", "auto" for calls as strict tools want them, or a function's name: calls
-            need a grammar. None if they need none.
+        parallel: more than one call is allowed.
+        forced: "required", "auto" if strict tools constrain optional calls, or a function's name:
+            calls need a grammar. None if they need none.
         strict: names of strict tools.
         tag_tokens: tags that the model has as tokens of their own.
         thinks: reasoning is read, and `<think>` and `</think>` are tokens of the model: a grammar
@@ -73,11 +73,11 @@ def plan_answer(
     Args:
         front: has the parsers.
         tools: checked by `check_tools`.
-        choice: of a tool, checked by `check_tools`.
-        parallel: of the request; None is True.
+        choice: the request's tool choice, checked by `check_tools`.
+        parallel: the request's `parallel_tool_calls`; None means True.
 
     Raises:
-        ApiError: 400: the server has no parser, or leaves the choice to no model.
+        ApiError: 400: the server has no tool parser, or does not let the model choose.
     """
     written = [tool.for_template() for tool in tools]
     if not tools or choice == "none":
@@ -128,14 +128,14 @@ def guided(
     content: it begins after the thinking, and where calls may come, they are its alternative.
 
     Args:
-        params: of the request.
-        plan: how its answer is read.
-        state: of the prompt.
-        begin_is_given: the request says itself where its grammar begins.
+        params: the request's sampling parameters.
+        plan: the plan for its answer.
+        state: the prompt's reasoning state.
+        begin_is_given: the request itself says where its grammar begins.
 
     Raises:
-        ApiError: 400: one of its parameters goes with no grammar, or the schema of a tool can't be
-            enforced.
+        ApiError: 400: one of its parameters can't be combined with a grammar, or the schema of a
+            tool can't be enforced.
     """
     own = params.structured_outputs
     if plan.tool_parser is None or (plan.forced is None and own is None):

@@ -8,7 +8,7 @@ class UsageCount:
     """Counts the tokens of a request's outputs, whole or in parts.
 
     Args:
-        has_reasoning: whether reasoning is read; elsewhere the usage does not mention it.
+        has_reasoning: whether reasoning is parsed; if not, the usage does not mention it.
     """
 
     def __init__(self, *, has_reasoning: bool = False) -> None:
@@ -18,14 +18,14 @@ class UsageCount:
         self._reasoning: dict[tuple[int, int], int] = {}
 
     def add(self, index: int, output: RequestOutput) -> None:
-        """Count what is new in an output of prompt `index`."""
+        """Count the new tokens of an output of prompt `index`."""
         self._prompts[index] = (len(output.prompt_token_ids), output.num_cached_tokens)
         for each in output.outputs:
             self._completion_tokens += len(each.token_ids)
             self._reasoning[index, each.index] = each.num_reasoning_tokens
 
     def usage(self) -> Usage:
-        """All so far."""
+        """The counts so far."""
         prompt = sum(tokens for tokens, _ in self._prompts.values())
         usage: Usage = {
             "prompt_tokens": prompt,

@@ -17,7 +17,7 @@ logger = logging.getLogger("jaxinfer")
 
 
 def raise_descriptor_limit() -> int:
-    """Take as many descriptors as the system lets this process have; returns their number."""
+    """Raise this process's limit of file descriptors to the system's maximum, and return it."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with contextlib.suppress(ValueError, OSError):  # macOS has a limit below the one it names
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
@@ -26,7 +26,7 @@ def raise_descriptor_limit() -> int:
 
 
 def most_connections(descriptors: int) -> int:
-    """The number of connections that a process with that many descriptors takes."""
+    """The number of connections that a process with this many file descriptors accepts."""
     return max(1, descriptors - min(_MOST_KEPT_FREE, descriptors // 4))
 
 

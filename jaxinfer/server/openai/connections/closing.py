@@ -1,4 +1,4 @@
-"""A transport that closes so that a last answer can be read, and gives up clients that stall."""
+"""A transport that lets a client read the last answer before closing, and drops stalled clients."""
 
 import asyncio
 from collections.abc import Callable
@@ -10,13 +10,13 @@ and clients that still send would lose the answer."""
 
 
 class ClosingTransport:
-    """A transport with another `close`, which ends; all else is the transport's own.
+    """A transport whose `close` drops unread input for a bounded time; all else is delegated.
 
     Args:
-        transport: of a socket.
+        transport: the transport of a socket.
         loop: the transport's.
-        has_unread_input: whether the client may be sending what nobody reads.
-        stalled_seconds: in which a client must take some of what is sent to it.
+        has_unread_input: returns True if the client may be sending input that will not be read.
+        stalled_seconds: time limit for a client to read some of the data sent to it.
     """
 
     def __init__(
@@ -40,11 +40,11 @@ class ClosingTransport:
         return getattr(self._transport, name)
 
     def is_closing(self) -> bool:
-        """True if no more answers can be sent; what comes is to be dropped."""
+        """True if no more answers can be sent; further input must be dropped."""
         return self._lingers or self._transport.is_closing()
 
     def close(self) -> None:
-        """Send what is buffered and close; if input is unread, say so and drop it for a while."""
+        """Send buffered data and close; unread input is dropped for a limited time first."""
         if self.is_closing() or not self._has_unread_input():
             self._end()
             return
@@ -54,19 +54,19 @@ class ClosingTransport:
         self._loop.call_later(LINGER_S, self._end)
 
     def drop(self, num_bytes: int) -> None:
-        """Count what came while it closes."""
+        """Count bytes that came while it closes."""
         self._num_dropped += num_bytes
         if self._num_dropped > LINGER_BYTES:
             self._end()
 
     def watch_reader(self) -> None:
-        """Abort the connection if its client takes nothing of what is buffered for so long."""
+        """Abort the connection if its client reads no buffered data for `stalled_seconds`."""
         if self._stalled_timer is None:
             self._unsent = self._transport.get_write_buffer_size()
             self._stalled_timer = self._loop.call_later(self._stalled_seconds, self._look)
 
     def stop_watching(self) -> None:
-        """Nothing is due, or the connection has ended."""
+        """Stop the timer: nothing is buffered, or the connection has ended."""
         if self._stalled_timer is not None:
             self._stalled_timer.cancel()
             self._stalled_timer = None

@@ -1,4 +1,4 @@
-"""An h11 connection that hands out few events a turn, and refuses what h11 is lenient about."""
+"""An h11 connection with a limit of events per turn, and stricter checks than h11's own."""
 
 import re
 from typing import Any
@@ -40,10 +40,10 @@ class H11Connection(h11.Connection):
         self._events_left = EVENTS_A_TURN
 
     def next_event(self) -> Any:
-        """The same as h11's, and NEED_DATA when the turn is over.
+        """The next event, as from h11; NEED_DATA also when the turn is over.
 
         Raises:
-            h11.RemoteProtocolError: what came is not HTTP, or beyond a limit.
+            h11.RemoteProtocolError: the input is not HTTP, or beyond a limit.
         """
         self.is_behind = self._events_left == 0
         if self.is_behind:
@@ -65,7 +65,7 @@ class H11Connection(h11.Connection):
         return event
 
     def send_with_data_passthrough(self, event: h11.Event) -> list[bytes] | None:
-        """The same as h11's; an answer to a request with an unread body says that it is the last.
+        """Encode an event, as h11 does; after an unread body, an answer says ``Connection: close``.
 
         Raises:
             h11.LocalProtocolError: the event does not fit the connection's state.
@@ -81,16 +81,16 @@ class H11Connection(h11.Connection):
 
     @property
     def has_unread_input(self) -> bool:
-        """The client is in the middle of a request that will not be read."""
+        """True if the client is in the middle of a request that will not be read."""
         return self.their_state in (h11.SEND_BODY, h11.ERROR)
 
     @property
     def has_partial_head(self) -> bool:
-        """A request has begun, and its head is not complete."""
+        """True if a request has begun and its head is not complete."""
         return self.their_state is h11.IDLE and bool(self.trailing_data[0])
 
     def _check_head(self) -> None:
-        """Before h11 reads it, which takes milliseconds for a thousand headers."""
+        """Check the head's size first: h11 takes milliseconds for a thousand headers."""
         received, _ = self.trailing_data
         end = _BLANK_LINE.search(received)
         size = end.start() if end else len(received)

@@ -13,9 +13,10 @@ class ConnectionLimits:
     """Limits of each connection of one front end.
 
     Attributes:
-        head_seconds: for a request's headers to come, or a new connection's first byte.
-        idle_seconds: that a connection stays open between two requests.
-        stalled_seconds: for which a client may take nothing of an answer that fills its
+        head_seconds: time limit for a request's headers, or a new connection's first byte, to
+            arrive.
+        idle_seconds: time that a connection stays open between two requests.
+        stalled_seconds: time limit for a client to read some of an answer that fills its
             connection's buffers.
         max_head_bytes: most bytes of a request's headers.
         max_headers: most headers of a request.

@@ -93,7 +93,7 @@ class Protocol(H11Protocol):
         self._read_on()
 
     def send_400_response(self, msg: str) -> None:
-        """Refuse what is not HTTP, in the API's form."""
+        """Refuse input that is not HTTP, with an error in the API's form."""
         self._refuse(*self.conn.refusal)
 
     def shutdown(self) -> None:

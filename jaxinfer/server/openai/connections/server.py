@@ -48,7 +48,7 @@ class Server(uvicorn.Server):
 
     Args:
         config: made by `server_config`.
-        most: connections at once; None for what the descriptors allow.
+        most: connections at once; None for as many as the descriptors allow.
     """
 
     def __init__(self, config: uvicorn.Config, most: int | None = None) -> None:
@@ -66,7 +66,7 @@ class Server(uvicorn.Server):
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Nothing: signals are the process's."""
+        """Leave signals to the process, unlike uvicorn."""
         yield
 
     def _make_protocol(self) -> Any:

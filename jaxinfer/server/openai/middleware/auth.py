@@ -16,11 +16,11 @@ PROBES = frozenset({"/health", "/ready"})
 class Auth:
     """Refuses requests without one of the keys, on every path, whether it exists or not.
 
-    The path is the one that was sent, which the Host header has no part in.
+    The path is the one in the request line; the Host header plays no part.
 
     Args:
         app: the next ASGI application.
-        keys: none lets everybody in.
+        keys: accepted keys; if empty, no request needs one.
         open_paths: need no key.
     """
 
@@ -52,6 +52,6 @@ class Auth:
             return True
         kind, _, key = Headers(scope=scope).get("authorization", "").partition(" ")
         digest = hashlib.sha256(key.strip().encode()).digest()
-        # All are compared, so that the time tells nothing.
+        # All keys are compared, so that the time reveals nothing.
         matches = [secrets.compare_digest(digest, each) for each in self._digests]
         return any(matches) and kind.lower() == "bearer"

@@ -1,4 +1,4 @@
-"""Refuses request bodies that are too large, too slow, or too much together."""
+"""Refuses request bodies that are too large, too slow, or too large in total."""
 
 import asyncio
 from collections.abc import Mapping
@@ -12,17 +12,17 @@ _CLOSE = {"Connection": "close"}  # the rest of the body is not read
 
 
 class BodyLimit:
-    """Bounds each body, and the sum of those that are still coming; declared sizes are not trusted.
+    """Limits each body, and the sum of unfinished bodies; declared sizes are not trusted.
 
-    Where unfinished bodies come to more than `max_unfinished_bytes`, the largest is refused: a body
-    that came in one piece is never in the way.
+    If unfinished bodies exceed `max_unfinished_bytes` in total, the largest is refused. A body that
+    arrives in one piece never counts.
 
     Args:
         app: the next ASGI application.
-        max_bytes: of a body, by the path that it is for.
-        max_other_bytes: of a body for any other path.
-        max_unfinished_bytes: of all bodies that have begun and not ended.
-        seconds: for a body to come.
+        max_bytes: largest body, by URL path.
+        max_other_bytes: largest body for any other path.
+        max_unfinished_bytes: most bytes of all bodies that have begun and not ended.
+        seconds: time limit for a whole body to arrive.
     """
 
     def __init__(
@@ -81,8 +81,8 @@ class _Body:
     """A body that is being received.
 
     Args:
-        receive: of ASGI.
-        seconds: for all of it.
+        receive: ASGI's `receive`.
+        seconds: time limit for the whole body.
     """
 
     def __init__(self, receive: Receive, seconds: float) -> None:
@@ -110,7 +110,7 @@ class _Body:
         return message
 
     def give_up(self) -> None:
-        """Have `receive` raise, where it waits or when it is called next."""
+        """Make the pending or next call of `receive` raise."""
         self._is_given_up = True
         self._deadline = 0.0
         if self._waiting is not None:

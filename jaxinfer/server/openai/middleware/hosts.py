@@ -1,4 +1,4 @@
-"""Answers requests for known hosts only: another site's page may come under any name it has."""
+"""Answers requests for known hosts only, as a defence against DNS rebinding."""
 
 from collections.abc import Iterable
 from urllib.parse import urlsplit
@@ -56,7 +56,7 @@ def _refusal(url: str) -> ApiError:
 
 
 def _host_of(url: str) -> str | None:
-    """The host of a URL, without its port, in lower case; None if there is none to be had."""
+    """The host of a URL, without its port, in lower case; None if it has none."""
     try:
         parts = urlsplit(url)
         _ = parts.port  # raises if it is none

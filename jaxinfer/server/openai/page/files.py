@@ -40,7 +40,7 @@ _NAMES = (
 )
 
 PAGE_PATHS: Mapping[str, str] = {"/": "index.html"} | {f"/page/{name}": name for name in _NAMES}
-"""The file of each URL path; nothing else is served, and no path is made of a request's."""
+"""The file of each URL path; nothing else is served, and no file path is built from a request."""
 
 
 @dataclasses.dataclass(frozen=True)

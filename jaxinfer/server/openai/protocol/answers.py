@@ -10,7 +10,7 @@ class PromptTokensDetails(TypedDict):
 
 
 class CompletionTokensDetails(TypedDict):
-    """Of the completions' tokens."""
+    """Details of the completions' tokens: the number of reasoning tokens."""
 
     reasoning_tokens: int
 

@@ -33,7 +33,7 @@ _HINTS = {
 
 
 def _check_bool(value: Any) -> Any:
-    """A literal of pydantic's would take 0.0 for false."""
+    """Refuse anything but true and false; pydantic's literals would accept 0.0 for false."""
     if value is not None and type(value) is not bool:
         raise ValueError("must be true or false")
     return value
@@ -77,6 +77,6 @@ class ClientFields(Body):
 
 
 def hint(field: str, body: type[Body] | None) -> str | None:
-    """The replacement of a field that is refused; None if nothing is known of it."""
+    """The suggested replacement of a refused field; None if there is none."""
     own = body.hints if body is not None else {}
     return own.get(field) or _HINTS.get(field)

@@ -63,7 +63,7 @@ class Message(Body):
     reasoning_content: str | None = None
 
     def for_template(self) -> dict[str, Any]:
-        """The message as chat templates know it."""
+        """The message, as chat templates expect it."""
         plain = self.model_dump(exclude_none=True, exclude={"content", "tool_calls"})
         if self.role == "developer":
             plain["role"] = "system"
@@ -120,7 +120,7 @@ class ChatBody(SamplingFields):
     suffix: Refused = None
 
     def check_together(self) -> None:
-        """Refuse fields that contradict each other, as `SamplingFields`."""
+        """Refuse fields that contradict each other, those of `SamplingFields` included."""
         super().check_together()
         check_tools(self.function_tools, self.tool_choice)
         if self.top_logprobs is not None and not self.logprobs:
@@ -164,7 +164,7 @@ class ChatLogprobs(TypedDict):
 
 
 class ChatMessage(TypedDict):
-    """The assistant's turn; what models of text don't have is null, as clients expect it."""
+    """The assistant's turn; fields that text models don't have are null, as clients expect."""
 
     role: Literal["assistant"]
     content: str | None

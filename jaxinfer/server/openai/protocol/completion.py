@@ -52,7 +52,7 @@ class CompletionBody(SamplingFields):
     @field_validator("prompt", mode="after")
     @classmethod
     def _check_prompt(cls, prompt: Any) -> Any:
-        """One message in place of one for each alternative."""
+        """Refuse a malformed prompt with one error instead of one for each alternative type."""
         if isinstance(prompt, str):
             return prompt
         if not isinstance(prompt, list) or not prompt:
@@ -74,7 +74,7 @@ class CompletionBody(SamplingFields):
         return self.prompt
 
     def check_together(self) -> None:
-        """Refuse fields that contradict each other, as `SamplingFields`."""
+        """Refuse fields that contradict each other, those of `SamplingFields` included."""
         super().check_together()
         if self.best_of is not None and self.best_of != (self.n or 1):
             raise invalid("best_of must equal n; write n and choose among them", "best_of")

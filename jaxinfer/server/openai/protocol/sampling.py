@@ -44,7 +44,7 @@ Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
 
 class DrawFields(Body):
-    """Sampling fields; one left out or null is as the model's `generation_config.json` says."""
+    """Sampling fields; one left out or null defaults to the model's `generation_config.json`."""
 
     temperature: Annotated[float, Field(ge=0, le=MAX_TEMPERATURE)] | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
@@ -67,7 +67,7 @@ class DrawFields(Body):
         None, description="-1 sets no limit."
     )
     timeout: Annotated[float, Field(gt=0, le=MAX_TIMEOUT)] | None = Field(
-        None, description="Seconds; then the answer is what there is, and finish_reason is abort."
+        None, description="Seconds after which the answer ends as it is, with finish_reason abort."
     )
     length_penalty: Ignored = None
     early_stopping: Ignored = None

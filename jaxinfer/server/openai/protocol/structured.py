@@ -15,7 +15,7 @@ from jaxinfer.structured_outputs import (
     check_structured_outputs,
 )
 
-# Of vLLM's older fields, the kind of grammar that each is.
+# vLLM's older fields, with the kind of grammar that each gives.
 _GUIDED = {
     "guided_json": "json",
     "guided_regex": "regex",
@@ -43,7 +43,7 @@ class ResponseFormat(Body):
     triggers: list[Any] | None = None
 
     def grammar(self) -> dict[str, Any] | None:
-        """The same as a field of `StructuredOutputsParams`; None for any text.
+        """The format as a field of `StructuredOutputsParams`; None for any text.
 
         Raises:
             ApiError: 400; a field is missing, or belongs to another type.
@@ -110,7 +110,7 @@ class StructuredFields(Body):
 
 @contextmanager
 def grammar_errors(field: str | None) -> Iterator[None]:
-    """Have the engine's errors about a grammar name the request's field."""
+    """Make the engine's errors about a grammar name the request's field."""
     try:
         yield
     except (TypeError, ValueError) as error:

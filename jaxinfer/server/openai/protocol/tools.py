@@ -29,13 +29,13 @@ class FunctionTool(Body):
     cache_control: Ignored = None
 
     def for_template(self) -> dict[str, Any]:
-        """The tool as chat templates know it."""
+        """The tool, as chat templates expect it."""
         function = self.model_dump(exclude_none=True, include={"name", "description", "parameters"})
         return {"type": "function", "function": function}
 
 
 class Tool(Body):
-    """A tool of a chat request; there are no others than functions."""
+    """A tool of a chat request; functions are the only type."""
 
     type: Literal["function"]
     function: FunctionTool
@@ -57,7 +57,7 @@ class NamedToolChoice(Body):
 
     @property
     def name(self) -> str:
-        """Of the function."""
+        """The function's name."""
         return self.function.name
 
 
@@ -91,16 +91,16 @@ class MadeToolCall(Body):
     function: MadeFunctionCall
 
     def for_template(self) -> dict[str, Any]:
-        """The call as chat templates know it, whose arguments are an object."""
+        """The call, as chat templates expect it; its arguments are an object."""
         return tool_call(self.id, self.function.name, self.function.arguments)
 
 
 def tool_call(
     call_id: str | None, name: str, arguments: str | dict[str, Any] | None
 ) -> dict[str, Any]:
-    """A call as chat templates know it; arguments that are no JSON object stay a text.
+    """A call, as chat templates expect it; arguments that are not a JSON object stay text.
 
-    No arguments, be it by an empty text or by null, are an empty object.
+    Missing arguments, an empty text or null, become an empty object.
     """
     read: Any = arguments
     if isinstance(arguments, str):
@@ -116,9 +116,9 @@ def tool_call(
 
 
 def with_object_arguments(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]] | None:
-    """A conversation for templates that can't write arguments which are a text.
+    """The conversation with every call's arguments as an object, for templates that need it.
 
-    A JSON text that was cut gives what there is of its object.
+    Truncated JSON gives the part of its object that is there.
 
     Returns:
         The messages; None if none has such arguments.

@@ -79,7 +79,7 @@ async def is_paused(request: Request) -> Response:
 
 @router.post("/start_profile", response_model=None, responses=_OR_CONFLICT)
 async def start_profile(request: Request) -> Response:
-    """Record what host and devices do, into the operator's directory."""
+    """Record a profile of host and devices into the operator's directory."""
     front = front_of(request)
     directory = front.settings.profile_directory
     if directory is None:

@@ -44,7 +44,7 @@ class ChatChoices:
         )
 
     def stream(self, completion: CompletionOutput) -> Iterator[dict[str, Any]]:
-        """Parts for chunks: the role, the new pieces, then the end; nothing after it."""
+        """Yield parts for chunks: the role, the new pieces, then the end; nothing after it."""
         index = completion.index
         if index not in self._begun:
             self._begun.add(index)

@@ -19,7 +19,7 @@ class ChoiceWriter:
         index: of the choice.
         body: the request.
         tokenizer: gives the tokens' text.
-        skip_special_tokens: whether they have no place in the text.
+        skip_special_tokens: whether special tokens are left out of the text.
     """
 
     def __init__(

@@ -112,7 +112,7 @@ async def _jobs(
 def _writers(
     body: CompletionBody, params: SamplingParams, front: Front
 ) -> list[list[ChoiceWriter]]:
-    """For each prompt one for each of its choices."""
+    """A writer for each choice of each prompt, ``[prompt][choice]``."""
     tokenizer, skip = front.engine.tokenizer, params.skip_special_tokens
     return [
         [ChoiceWriter(i * params.n + j, body, tokenizer, skip) for j in range(params.n)]

@@ -36,7 +36,7 @@ async def version() -> Response:
 
 @router.get("/load", response_model=None, responses={200: {"model": Load}})
 async def load(request: Request) -> Response:
-    """Requests whose answers this front end is making."""
+    """The number of requests that this front end is serving."""
     return json_answer({"server_load": front_of(request).num_running})
 
 
@@ -44,7 +44,7 @@ async def load(request: Request) -> Response:
 async def metrics(request: Request) -> Response:
     """Counts of the engine and of all front ends, in Prometheus' text format.
 
-    Of an engine whose step takes long, as one that compiles does, they are the last that are known.
+    During a long step, such as one that compiles, the engine's last known counts are shown.
     """
     front = front_of(request)
     text = front.telemetry.render(await front.engine_metrics.get())

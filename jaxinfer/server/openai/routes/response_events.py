@@ -143,19 +143,19 @@ def whole_answer(
 
 
 def _reasoning_item(text: str, status: str) -> dict[str, Any]:
-    """The model's thinking."""
+    """The item of the model's thinking."""
     part = {"type": "reasoning_text", "text": text}
     return _item("reasoning", "rs", status, summary=[], content=[part], encrypted_content=None)
 
 
 def _message_item(text: str, status: str) -> dict[str, Any]:
-    """The assistant's text."""
+    """The item of the assistant's text."""
     part = {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
     return _item("message", "msg", status, role="assistant", content=[part])
 
 
 def _call_item(name: str, arguments: str, call_id: str, status: str) -> dict[str, Any]:
-    """A call of a function."""
+    """The item of a function call."""
     return _item("function_call", "fc", status, call_id=call_id, name=name, arguments=arguments)
 
 

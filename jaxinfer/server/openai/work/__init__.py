@@ -1,1 +1,1 @@
-"""Work that would hold up the event loop of a front end."""
+"""Runs work in threads that would block the event loop of a front end."""

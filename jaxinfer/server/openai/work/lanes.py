@@ -1,4 +1,4 @@
-"""Threads for work on texts: small texts never wait for large ones, and what waits is bounded."""
+"""Threads for work on texts: small texts never wait for large ones, and the queues are bounded."""
 
 import asyncio
 from collections.abc import Callable
@@ -10,16 +10,16 @@ LARGE = 1 << 16
 """Characters of a text, or bytes of an answer, that count as large: some 50 ms of work."""
 
 _MOST_WAITING = 1024
-"""Works of a lane."""
+"""Most pieces of work that wait in a lane."""
 _MOST_SIZE = 64 << 20
-"""Of what waits in a lane together: a minute of tokenizing."""
+"""Most total size of work that waits in a lane: a minute of tokenizing."""
 
 
 class Lanes:
-    """Two queues with threads of their own, one for what is large.
+    """Two queues with threads of their own, one of them for large work.
 
     Args:
-        name: of the threads.
+        name: the threads' name.
         num_threads: for small work; large work has one.
     """
 
@@ -31,16 +31,16 @@ class Lanes:
         self._waiting: dict[str, list[int]] = {lane: [] for lane in self._threads}
 
     async def run[T](self, work: Callable[[], T], size: int) -> T:
-        """The result of work whose time grows with `size`.
+        """Run work whose time grows with `size` and return its result.
 
         Raises:
-            QueueFullError: as much work waits as may.
-            Exception: what the work raises.
+            QueueFullError: the queue is full.
+            Exception: the work's own.
         """
         lane = "small" if size <= LARGE else "large"
         waiting = self._waiting[lane]
         if len(waiting) >= _MOST_WAITING or (waiting and sum(waiting) + size > _MOST_SIZE):
-            raise QueueFullError(f"as many {lane} texts wait as may; try again later")
+            raise QueueFullError(f"the queue of {lane} texts is full; try again later")
         waiting.append(size)
         try:
             return await asyncio.get_running_loop().run_in_executor(self._threads[lane], work)

@@ -1,7 +1,7 @@
 """Drops entries of JAX's compilation cache that can't be read, so that they are written anew.
 
-JAX itself warns of such an entry, compiles, and leaves it: it never overwrites an entry, and a
-write that a full disk or an interrupt has cut short would be met again at every start.
+JAX itself warns of such an entry, compiles, and leaves it: it never overwrites an entry, so one
+    that a full disk or an interrupt has truncated would fail again at every start.
 """
 
 import contextlib
@@ -17,7 +17,7 @@ logger = logging.getLogger("jaxinfer")
 
 @contextlib.contextmanager
 def damaged_entries_dropped(directory: Path) -> Iterator[None]:
-    """Inside, an entry that can't be read is deleted and counts as missing; one warning at the end.
+    """Delete entries that can't be read inside this block and treat them as missing; warns once.
 
     Args:
         directory: of the cache in use, which must have no other user. One thread at a time may

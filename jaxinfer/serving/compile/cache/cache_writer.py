@@ -1,8 +1,8 @@
 """Writes compiled programs to JAX's compilation cache on threads of their own.
 
 JAX writes an entry in the thread that compiled it, and making one holds Python's lock for 0.1 to
-0.4 s. Threads that compile side by side finish together, so that each waits for the others' entries
-before it can begin its next program, and the processor's other cores stand still meanwhile.
+0.4 s. Threads that compile side by side finish together, so each waits for the others' entries
+before it can begin its next program, and the other cores are idle meanwhile.
 """
 
 import contextlib
@@ -18,13 +18,13 @@ _THREADS = 2
 
 @contextlib.contextmanager
 def written_in_background() -> Iterator[None]:
-    """Inside, entries are written while other programs compile; all are on disk afterwards.
+    """Write entries in background threads inside this block; all are on disk afterwards.
 
-    One thread at a time may be inside; programs may be compiled by others meanwhile. Where JAX
-    writes its cache in another way than this file knows, it goes on doing so.
+    One thread at a time may be inside; others may compile programs meanwhile. If JAX writes its
+    cache in a way that this file does not know, it keeps doing so.
 
     Raises:
-        Exception: what JAX raises of a write, if `jax_raise_persistent_cache_errors` is set.
+        Exception: JAX's error of a write, if `jax_raise_persistent_cache_errors` is set.
     """
     write = getattr(compiler, "_cache_write", None)
     if write is None:

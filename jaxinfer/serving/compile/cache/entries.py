@@ -1,4 +1,4 @@
-"""A directory of files that are there whole or not at all, and say themselves what they are."""
+"""A directory of self-describing files, each written atomically."""
 
 import contextlib
 import hashlib
@@ -16,15 +16,15 @@ _FAST = 1  # zlib level; a program shrinks to a fifth
 class Entries:
     """Bytes on disk by name, compressed.
 
-    An entry counts only if it is this user's (or root's), whole, and says itself that it belongs
-    to its name: one that is damaged, cut short, renamed or another user's is as good as none, and
-    removed. Writing is atomic, so a user's processes may share a directory. An error of the disk
-    costs time and nothing else.
+    An entry counts only if it is this user's (or root's), whole, and contains its own name: one
+    that is damaged, truncated, renamed or another user's counts as missing, and is removed. Writing
+    is atomic, so a user's processes may share a directory. Disk errors are not raised; they only
+    cost time.
 
     Args:
         directory: made when first written to.
-        kind: of what is kept, in the first line of each file.
-        suffix: of the files' names.
+        kind: kind of the content, in the first line of each file.
+        suffix: suffix of the files' names.
     """
 
     def __init__(self, directory: Path, kind: str, suffix: str) -> None:
@@ -33,14 +33,14 @@ class Entries:
         self._suffix = suffix
 
     def holds(self, name: str) -> bool:
-        """Whether there is an entry, sound or not."""
+        """True if there is an entry, valid or not."""
         try:
             return self._path(name).exists()
         except OSError:
             return False
 
     def read(self, name: str) -> bytes | None:
-        """What was written under a name; None where nothing sound is."""
+        """The bytes written under a name; None if there is no valid entry."""
         path = self._path(name)
         try:
             with path.open("rb") as file:
@@ -57,7 +57,7 @@ class Entries:
         return zlib.decompress(body)
 
     def write(self, name: str, data: bytes) -> None:
-        """Keep bytes under a name; Python's lock is free while they are compressed."""
+        """Write bytes under a name; Python's lock is free while they are compressed."""
         body = zlib.compress(data, _FAST)
         try:
             self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -74,12 +74,12 @@ class Entries:
                 temporary.unlink(missing_ok=True)
 
     def remove(self, name: str) -> None:
-        """Let there be no entry."""
+        """Remove the entry, if there is one."""
         with contextlib.suppress(OSError):
             self._path(name).unlink(missing_ok=True)
 
     def trim(self, most_bytes: int) -> None:
-        """Remove entries beyond a number of bytes, the ones not read or written for longest."""
+        """Remove the least recently used entries beyond a total of `most_bytes`."""
         entries = []
         for path in self._directory.glob(f"*{self._suffix}"):
             with contextlib.suppress(OSError):  # another process has removed it

@@ -1,11 +1,12 @@
 """Compiled programs on disk: a process that finds its own there does not compile them again.
 
 JAX's compilation cache is asked with a lowered program, and lowering one that was traced before
-still takes Python 40 to 90 ms, one program after the other. These entries are found by what a
-program is made from, without lowering it, and are read by all of a processor's cores at once.
+still takes Python 40 to 90 ms, one program after the other. Entries here are found by a program's
+inputs, without lowering it, and are read by all cores in parallel.
 
-Reading one runs machine code and Python's pickle, so that whoever can write one can run what they
-like: a directory that others may write to is not used, and another user's entry counts as none.
+Reading an entry unpickles it and runs its machine code, so write access to one is enough to run any
+    code: a directory that others may write to is not used, and another user's entry counts as
+    missing.
 """
 
 import contextlib
@@ -29,16 +30,16 @@ from jaxinfer.serving.compile.cache.entries import Entries
 logger = logging.getLogger("jaxinfer")
 
 FOUND_EVENT = "/jaxinfer/compile/executable_found"
-"""What JAX's listeners hear of each program that is read from disk."""
+"""The event for JAX's listeners of each program that is read from disk."""
 
 LOAD_EVENT = "/jaxinfer/compile/executable_load_duration"
-"""How long that took, in seconds."""
+"""The event with the seconds that reading took."""
 
 # Programs compile at their first use there, and JAX finds them by their code, whatever has changed
 # in this package's source.
 _LEFT_TO_JAX = ("cpu",)
 
-# Some twelve engines of a small model. What other versions of this package kept is of no use.
+# About twelve engines of a small model. Entries of other versions of this package are useless.
 _MOST_BYTES = 4 << 30
 
 # One makes an entry, which holds Python's lock, and one compresses the last one.
@@ -46,11 +47,11 @@ _THREADS = 2
 
 
 def keeps_executables(devices: Sequence[Any]) -> bool:
-    """Whether an engine on these devices keeps executables itself, or JAX does in its own cache.
+    """True if an engine on these devices keeps executables itself, False if JAX's cache does.
 
-    JAX does on CPUs, for devices of several processes, and where its cache is on already: the user
-    has configured it, or this is inside `persistent_cache`. So to be asked where no other thread
-    can be inside.
+    JAX does on CPUs, for devices of several processes, and if its cache is on already: the user has
+    configured it, or this is inside `persistent_cache`. Call it only while no other thread can be
+    inside.
     """
     is_on = jax.config.jax_compilation_cache_dir is not None
     spans_processes = len({device.process_index for device in devices}) > 1
@@ -58,15 +59,14 @@ def keeps_executables(devices: Sequence[Any]) -> bool:
 
 
 class UnreadableExecutableError(Exception):
-    """What was kept of a program can't be read; it must be compiled anew."""
+    """A program's entry can't be read; the program must be compiled anew."""
 
 
 class ExecutableStore:
     """A directory of executables, for the devices of one process.
 
-    What holds of its entries, and of errors of the disk, is said of `Entries`. A program that XLA
-    can't write, such as one that calls back into Python, is not kept; nor are, beyond 4 GiB, the
-    ones not used for longest.
+    See `Entries` for valid entries and disk errors. A program that XLA can't serialize, such as one
+    that calls back into Python, is not kept; beyond 4 GiB, the least recently used are removed.
 
     Args:
         directory: made when first written to.
@@ -79,19 +79,19 @@ class ExecutableStore:
         self._has_written = False
 
     def holds(self, identity: str) -> bool:
-        """Whether there is an entry, and `load` has not found it unreadable."""
+        """True if there is an entry that `load` has not found unreadable."""
         return identity not in self._unreadable and self._entries.holds(identity)
 
     def load(self, identity: str, devices: Sequence[Any]) -> jax.stages.Compiled:
         """A program, ready to run.
 
         Args:
-            identity: that it was saved under.
-            devices: that it was compiled for.
+            identity: the identity that it was saved under.
+            devices: the devices that it was compiled for.
 
         Raises:
-            UnreadableExecutableError: there is none, or none that can be read, and it was removed;
-                the first time with a warning.
+            UnreadableExecutableError: there is no readable entry; an unreadable one is removed,
+                with a warning the first time.
         """
         start = time.perf_counter()
         if (data := self._entries.read(identity)) is None:
@@ -108,12 +108,12 @@ class ExecutableStore:
     def save(self, identity: str, compiled: jax.stages.Compiled) -> None:
         """Keep a program; inside `written_in_background`, by a thread of its own.
 
-        One whose entry could not be read is left to another process: XLA compiled it beside what
-        runs already, where it may have chosen other kernels.
+        A program whose entry could not be read is not saved again by this process: XLA compiled it
+            while others ran, and may have chosen other kernels.
 
         Args:
-            identity: which is found again only by what compiles to the same.
-            compiled: it.
+            identity: a key that differs for programs that compile to different executables.
+            compiled: the program.
         """
         if identity in self._unreadable:
             return
@@ -125,10 +125,9 @@ class ExecutableStore:
 
     @contextlib.contextmanager
     def written_in_background(self) -> Iterator[None]:
-        """Inside, entries are written while other programs compile; all are on disk afterwards.
+        """Write entries in background threads inside this block; all are on disk afterwards.
 
-        Where the block raises, the ones that wait to be written are left out. One thread may be
-        inside.
+        If the block raises, entries not yet written are dropped. One thread may be inside.
         """
         with ThreadPoolExecutor(_THREADS, thread_name_prefix="jaxinfer-cache") as pool:
             self._pool = pool
@@ -160,12 +159,12 @@ class ExecutableStore:
 
 @dataclass(frozen=True)
 class KeptProgram:
-    """Read from disk as it was compiled, or compiled and kept: takes a lowered program's place.
+    """A program that is read from disk, or else compiled and kept; stands in for a lowered program.
 
     Attributes:
-        store: where.
-        identity: of what it compiles to.
-        devices: that it runs on.
+        store: the store.
+        identity: the program's key in the store.
+        devices: the devices that it runs on.
         lowered: None where the store holds it.
     """
 
@@ -178,7 +177,7 @@ class KeptProgram:
         """Read or compile it; any thread may.
 
         Args:
-            compiler_options: of XLA, which `identity` holds, too.
+            compiler_options: XLA's options, which are part of `identity`, too.
 
         Raises:
             UnreadableExecutableError: the store's entry can't be read; lower it, and compile that.
@@ -191,11 +190,11 @@ class KeptProgram:
 
 
 def compiler_identity(devices: Sequence[Any], options: Mapping[str, Any]) -> tuple[object, ...]:
-    """What XLA's result depends on beside the program and JAX's version and settings.
+    """Everything that XLA's result depends on beside the program and JAX's version and settings.
 
     Args:
         devices: to compile for.
-        options: of XLA, for this program.
+        options: XLA's options for this program.
     """
     fingerprint = None
     with contextlib.suppress(jax.errors.JaxRuntimeError):  # a platform that has none
@@ -210,7 +209,7 @@ def compiler_identity(devices: Sequence[Any], options: Mapping[str, Any]) -> tup
 
 
 def _written(compiled: jax.stages.Compiled) -> bytes:
-    """An executable, and how arguments and results are put together: trees of numbers."""
+    """A serialized executable, with its trees of arguments and results."""
     data, *trees = serialize_executable.serialize(compiled)
     return pickle.dumps(
         (data, [jax.tree.unflatten(tree, range(tree.num_leaves)) for tree in trees])

@@ -16,7 +16,7 @@ from jaxinfer.serving.compile.cache.private_directory import make_private
 ONE_AT_A_TIME = threading.RLock()
 """Held while an engine starts, and while JAX's cache, which is the process's, is switched on."""
 
-# Everything is kept: a start-up is many programs, each quick to compile.
+# Everything is kept: a start-up compiles many programs, each of them quickly.
 _SETTINGS = {
     "jax_persistent_cache_min_compile_time_secs": 0.0,
     "jax_persistent_cache_min_entry_size_bytes": -1,
@@ -34,17 +34,16 @@ def default_directory() -> Path:
 def persistent_cache(directory: str | None) -> Iterator[Path | None]:
     """Keep programs compiled inside this block on disk, and find what earlier processes compiled.
 
-    A cache that the user configured (``jax_compilation_cache_dir``, in any way) stays the user's:
-    it is used as it is and nothing in it is changed. In any other, entries that can't be read are
-    dropped and written anew. One thread at a time is inside.
+    A cache that the user configured (``jax_compilation_cache_dir``, in any way) is used unchanged.
+    In any other, unreadable entries are dropped and written anew. One thread at a time is inside.
 
     Args:
-        directory: where; None is `default_directory`, "" keeps nothing.
+        directory: the directory; None is `default_directory`, "" keeps nothing.
 
     Yields:
-        The directory in use, or None if nothing is kept (a directory that can't be made included:
-        a cache must not keep an engine from starting; or one that others may write to, which is
-        said: what is found there is run).
+        The directory in use. None if nothing is kept, also if the directory can't be made (an
+        engine must start without a cache), or if others may write to it, because its content is
+        run; a warning says so.
     """
     with ONE_AT_A_TIME:
         yield from _switched_on(directory)
@@ -76,7 +75,7 @@ def _switched_on(directory: str | None) -> Iterator[Path | None]:
 
 
 def store_directory(directory: str | None, kind: str) -> Path | None:
-    """Where an engine keeps its own programs: below the compilation cache.
+    """The directory of an engine's own programs, below the compilation cache.
 
     Args:
         directory: as for `persistent_cache`.

@@ -1,4 +1,4 @@
-"""Finds out whether anybody else could put programs into a directory whose content will be run."""
+"""Checks that nobody else can write to a directory whose content will be run."""
 
 import functools
 import logging
@@ -12,12 +12,12 @@ _WRITABLE_BY_OTHERS = stat.S_IWGRP | stat.S_IWOTH
 
 
 def make_private(directory: Path) -> bool:
-    """Make a directory that only this user may enter, if it isn't there, and say if it is private.
+    """Make a directory that only this user may enter, if it doesn't exist; True if it is private.
 
-    One that isn't is said once, with what mends it.
+    Warns once about a directory that isn't, with the remedy.
 
     Args:
-        directory: whose parents are made as well, with the user's usual mode.
+        directory: its parents are made as well, with the user's usual mode.
 
     Raises:
         OSError: it can't be made.
@@ -31,12 +31,12 @@ def make_private(directory: Path) -> bool:
 
 
 def is_ours(status: os.stat_result) -> bool:
-    """Whether a file or directory belongs to this user, or to root, who can do anything."""
+    """True if a file or directory belongs to this user or to root."""
     return status.st_uid in (os.geteuid(), 0)
 
 
 def _obstacle(directory: Path) -> str | None:
-    """Who else may write to a directory, and what to do about it; None for nobody."""
+    """The users who also may write to a directory, with a remedy; None if there are none."""
     status = directory.stat()
     if not is_ours(status):
         return f"it belongs to another user ({status.st_uid}); give a directory of your own"

@@ -10,7 +10,7 @@ from jaxinfer.cores import usable_cores
 from jaxinfer.errors import MissingPackageError
 
 _MISSING = "structured_outputs needs the package llguidance (pip install 'jaxinfer[guided]')"
-_MOST_THREADS = 16  # 64 rows leave more of them nothing to do
+_MOST_THREADS = 16  # 64 rows don't keep more of them busy
 
 
 @functools.cache

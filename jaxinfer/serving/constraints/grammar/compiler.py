@@ -1,4 +1,4 @@
-"""Compiles grammars in threads of its own, within limits and a deadline, and keeps them."""
+"""Compiles grammars in threads of its own, within limits and a deadline, and caches them."""
 
 import concurrent.futures
 import contextlib
@@ -17,10 +17,10 @@ from jaxinfer.serving.constraints.grammar.vocabulary import grammar_vocabulary
 from jaxinfer.structured_outputs import StructuredOutputsParams
 
 DEADLINE_S = 10.0
-"""How long a request waits for its grammar before it is refused."""
+"""Seconds that a request waits for its grammar before it is refused."""
 
 _NUM_THREADS = 2
-# The library's defaults but for the size, which takes most time, and the text of errors, which
+# The library's defaults except the size, which costs the most time, and the text of errors, which
 # would repeat the grammar.
 _LIMITS = {"max_grammar_size": 250_000, "verbose_errors": False}
 
@@ -28,14 +28,14 @@ _LIMITS = {"max_grammar_size": 250_000, "verbose_errors": False}
 class GrammarCompiler:
     """The compiled grammars of one engine, or of several that share a tokenizer.
 
-    Any thread may use it. The limits are on work, not on time, so that a grammar compiles
-    everywhere or nowhere; the deadline is for a machine that is busy.
+    Any thread may use it. The limits are on work, not on time, so that a grammar compiles on every
+    machine or on none; the deadline is for busy machines.
 
     Args:
-        tokenizer: of the model.
+        tokenizer: the model's tokenizer.
         vocab_size: V.
         eos_token_ids: tokens that end an answer.
-        deadline_s: how long `start_all` tries, in seconds.
+        deadline_s: time limit of `start_all`, in seconds.
         cache_bytes: most memory that compiled grammars take.
     """
 
@@ -72,7 +72,7 @@ class GrammarCompiler:
     def start_all(
         self, grammars: Iterable[StructuredOutputsParams | None]
     ) -> "concurrent.futures.Future[None] | None":
-        """Have several grammars compiled by other threads: see `ConstraintSource.start_all`.
+        """Compile several grammars in other threads: see `ConstraintSource.start_all`.
 
         When the deadline has passed, the result is a ValueError.
         """
@@ -100,7 +100,7 @@ class GrammarCompiler:
         return outcome
 
     def close(self) -> None:
-        """End the threads when they have done what they were given; safe to repeat."""
+        """End the threads once their work is done; safe to repeat."""
         self._threads.shutdown(wait=False)
 
     def _give_up(
@@ -131,7 +131,7 @@ class GrammarCompiler:
             vocabulary, text, log_level=0, limits=library.LLParserLimits(**_LIMITS)
         )
         if not state.is_error():
-            state.compute_bitmask()  # some turn out to be empty, or too much, here only
+            state.compute_bitmask()  # only here some turn out to be empty, or too large
         if state.is_error():
             message = one_line(grammar_error(text, state.get_error()))
             raise ValueError(f"structured_outputs.{given.kind}: {message}")

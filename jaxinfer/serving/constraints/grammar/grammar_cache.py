@@ -14,7 +14,7 @@ CACHE_BYTES = 1 << 26
 class GrammarCache:
     """A least-recently-used cache; any thread may use it.
 
-    A grammar that is dropped lives on in the matchers of requests that run.
+    Running requests' matchers keep a grammar that is dropped alive.
 
     Args:
         max_bytes: the bound; a grammar that is larger by itself is not kept.
@@ -25,7 +25,7 @@ class GrammarCache:
         self._kept: OrderedDict[tuple[Any, ...], Grammar] = OrderedDict()
         self._lock = threading.Lock()
         self.num_bytes = 0
-        """What the grammars in it take."""
+        """Memory of the cached grammars, in bytes."""
 
     def __len__(self) -> int:
         return len(self._kept)
@@ -53,5 +53,5 @@ class GrammarCache:
 
 
 def _key(given: StructuredOutputsParams) -> tuple[Any, ...]:
-    """What a compiled grammar depends on; not where it begins."""
+    """The cache key: everything that a compiled grammar depends on."""
     return given.kind, given.value, given.alternative

@@ -9,7 +9,7 @@ from jaxinfer.serving.constraints.grammar.thinking import ThinkingMatcher
 
 
 class GrammarConstraint:
-    """Follows one answer, from its beginning.
+    """The constraint that makes one answer follow its grammar.
 
     Forced tokens are left to the masks if their log-probabilities are reported, penalties count
     them, or another rule could forbid them.
@@ -20,7 +20,7 @@ class GrammarConstraint:
     def __init__(self, matcher: Matcher | ThinkingMatcher, params: SamplingParams) -> None:
         self.matcher = matcher
         given, budget = params.structured_outputs, params.thinking_token_budget
-        thinks_first = given is not None and given.after_thinking  # and then the budget is over
+        thinks_first = given is not None and given.after_thinking  # so the budget is over by then
         is_budgeted = budget is not None and not thinks_first
         has_rules = bool(params.bad_words) or params.allowed_token_ids is not None or is_budgeted
         self._forces = params.logprobs is None and not params.has_penalties and not has_rules

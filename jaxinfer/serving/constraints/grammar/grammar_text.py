@@ -9,7 +9,7 @@ from jaxinfer.serving.constraints.grammar.backend import llguidance
 from jaxinfer.serving.constraints.grammar.schemas.keywords import enforced_schema
 from jaxinfer.structured_outputs import StructuredOutputsParams
 
-# What a schema says under this name are settings of the compiler, which are not for requests.
+# A schema's value under this name sets the compiler's options, which requests must not.
 _SETTINGS = "x-guidance"
 _GBNF_RULE = re.compile(r"[ \t]*[\w-]+[ \t]*::=")
 _MAX_GBNF_CHARS = 1 << 14  # the translator's time grows with the square of the number of rules
@@ -27,7 +27,7 @@ def grammar_text(given: StructuredOutputsParams) -> str:
     """The grammar, not compiled or checked yet.
 
     Raises:
-        ValueError: a part of it is not what it must be; one line that names the field.
+        ValueError: a part of it is malformed; one line that names the field.
     """
     if given.alternative is None:
         return _text(given)
@@ -52,7 +52,7 @@ def _text(given: StructuredOutputsParams) -> str:
 
 
 def _either(text: str, alternative: str) -> str:
-    """A grammar of which each answer follows one of two."""
+    """A grammar that admits the answers of either of two grammars."""
     is_lark = not text.lstrip().startswith("{")
     first, *more = [{"lark_grammar": text}] if is_lark else json.loads(text)["grammars"]
     start = {"lark_grammar": "start: @answer | @alternative"}
@@ -77,7 +77,7 @@ def _schema(name: str, schema: Any) -> dict[str, Any]:
 
 
 def _lark(grammar: str) -> str:
-    """A grammar in Lark's syntax; one in GBNF is translated."""
+    """The grammar in Lark's syntax, translated if it is in GBNF."""
     if not any(_GBNF_RULE.match(line) for line in grammar.splitlines()):
         return grammar
     if len(grammar) > _MAX_GBNF_CHARS:
@@ -87,12 +87,12 @@ def _lark(grammar: str) -> str:
         )
     try:
         return llguidance().gbnf_to_lark.any_to_lark(grammar)
-    except Exception as error:  # the library's translator raises what it happens to meet
+    except Exception as error:  # the library's translator raises exceptions of any type
         raise ValueError(f"structured_outputs.grammar: not GBNF: {error}") from None
 
 
 def _structural_tag(given: Mapping[str, Any]) -> str:
-    """vLLM's structures and triggers."""
+    """A grammar from vLLM's structures and triggers."""
     field = "structured_outputs.structural_tag"
     structures, triggers = given.get("structures"), given.get("triggers")
     if not (isinstance(triggers, list) and isinstance(structures, list) and structures) or not all(

@@ -1,4 +1,4 @@
-"""Follows one answer through its grammar: which tokens may come next, and which must."""
+"""Tracks one answer's position in its grammar: allowed and forced next tokens."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -17,16 +17,16 @@ class GrammarError(ValueError):
 
 
 class Grammar:
-    """A compiled grammar, of which each answer takes a matcher of its own.
+    """A compiled grammar, which makes a matcher for each answer.
 
     Args:
         start: an `llguidance.LLMatcher` that has consumed nothing.
-        text: what it was compiled from.
+        text: the source that it was compiled from.
         vocab_size: V.
         num_tokens: tokens of the grammar's vocabulary, at least V.
 
     Attributes:
-        num_bytes: about what it takes of memory.
+        num_bytes: its approximate memory.
     """
 
     def __init__(self, start: Any, text: str, vocab_size: int, num_tokens: int) -> None:
@@ -43,8 +43,8 @@ class Grammar:
 class Matcher:
     """One answer's place in its grammar.
 
-    It follows the tokens that the host has read, which never become fewer, so that preemption and a
-    rebuilt cache need nothing of it. Not thread-safe.
+    It follows the tokens that the host has read, which are never taken back, so that preemption and
+    a rebuilt cache don't affect it. Not thread-safe.
 
     Args:
         state: an `llguidance.LLMatcher` of this answer's own.
@@ -52,8 +52,8 @@ class Matcher:
         num_words: of a mask, 32 tokens each; at least those of V.
 
     Attributes:
-        state: what `fill_masks` computes this answer's mask from.
-        wants_mask: whether a slot must be given a mask before the next token is sampled.
+        state: the input of `fill_masks` for this answer's mask.
+        wants_mask: whether the slot needs a new mask before the next token is sampled.
     """
 
     wants_mask = True
@@ -66,18 +66,18 @@ class Matcher:
         self._num_consumed = 0
 
     def follow(self, token_ids: Sequence[int]) -> None:
-        """Take in what is new of an answer.
+        """Advance by the new tokens of an answer.
 
         Args:
             token_ids: all tokens of the answer so far.
 
         Raises:
-            GrammarError: one of them is not allowed, or too much work would be needed to know.
+            GrammarError: one of them is not allowed, or the library's work limit is exceeded.
         """
         self.consume(list(token_ids[self._num_consumed :]))
 
     def consume(self, new: list[int]) -> None:
-        """Take in the next tokens of an answer; `follow` is given all of them."""
+        """Advance by the next tokens of an answer; `follow` takes all tokens instead."""
         self.check()
         if new:
             self._num_consumed += len(new)
@@ -85,27 +85,27 @@ class Matcher:
             self.check()
 
     def forced_tokens(self) -> list[int]:
-        """Tokens that must come next, because the grammar has no other way; often none.
+        """Next tokens that the grammar determines, in order; often none.
 
-        They are exactly what a sampler would choose under one mask after the other.
+        They are exactly the tokens that a sampler would choose under successive masks.
 
         Raises:
-            GrammarError: too much work would be needed to know.
+            GrammarError: the library's work limit is exceeded.
         """
         forced: list[int] = self.state.compute_ff_tokens()
         self.check()
         return forced if max(forced, default=0) < self._vocab_size else []
 
     def finish_mask(self, allowed: np.ndarray) -> None:
-        """Check the mask that was computed from `state`, for the token after those taken in.
+        """Check the mask that was computed from `state`, for the token after those consumed.
 
-        Where the answer may end, it has the tokens that end it.
+        If the answer may end, the mask gets the tokens that end it.
 
         Args:
-            allowed: int32 ``[num_words]`` bits of the tokens that may follow those taken in.
+            allowed: int32 ``[num_words]`` bits of the allowed next tokens.
 
         Raises:
-            GrammarError: too much work would be needed to know.
+            GrammarError: the library's work limit is exceeded.
         """
         self.check()
 
@@ -113,7 +113,7 @@ class Matcher:
         """Raise an error if the grammar has failed.
 
         Raises:
-            GrammarError: by what it was given, or by too much work.
+            GrammarError: because of its tokens, or of the library's work limit.
         """
         if self.state.is_error():
             raise GrammarError(f"structured_outputs: {one_line(self.state.get_error())}")

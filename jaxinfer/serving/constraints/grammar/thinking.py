@@ -14,15 +14,15 @@ from jaxinfer.structured_outputs import ThinkingStage
 class ThinkingMatcher:
     """One answer's place in its thinking, and then in its grammar.
 
-    Thinking that the prompt has opened goes on until `</think>`. Where the prompt says nothing of
-    it, the answer's first token is `<think>` or one of the grammar's. The line break that chat
-    templates write after `</think>` is forced; the grammar begins behind it. A call that ends the
-    thinking is the grammar's, with its tag.
+    Thinking that the prompt has opened goes on until `</think>`. If the prompt has not opened or
+    closed it, the answer's first token is `<think>` or one of the grammar's. The line break that
+    chat templates write after `</think>` is forced; the grammar begins after it. A call that ends
+    the thinking is part of the grammar, with its tag.
 
     Args:
-        grammar: a matcher that has taken in nothing.
-        tokens: of the model.
-        stage: of the prompt.
+        grammar: a matcher that has consumed nothing.
+        tokens: the model's tokens around thinking.
+        stage: the thinking's stage at the prompt's end.
         calls: see `Thinking`; the grammar then admits a call at its beginning.
     """
 
@@ -42,16 +42,16 @@ class ThinkingMatcher:
 
     @property
     def state(self) -> Any:
-        """What the mask is computed from; None while it does not come from the grammar."""
+        """The input of the mask's computation; None while the mask is not the grammar's."""
         return None if self._stage == "open" or self._breaks_left else self._grammar.state
 
     @property
     def wants_mask(self) -> bool:
-        """See `Matcher.wants_mask`; the mask of an answer's first token may be lifted."""
+        """True if the slot needs a new mask, also one that lifts the first token's."""
         return self._lifts_mask or self._stage != "open"
 
     def follow(self, token_ids: Sequence[int]) -> None:
-        """See `Matcher.follow`; thinking is anything."""
+        """Advance by an answer's new tokens; see `Matcher.follow`. Thinking may be any text."""
         new = list(token_ids[self._num_taken :])
         for i, token_id in enumerate(new):
             if self._stage == "over":
@@ -60,12 +60,12 @@ class ThinkingMatcher:
             self._take(token_id)
 
     def _take(self, token_id: int) -> None:
-        """Take in a token before the grammar, or the one that it begins with."""
+        """Consume a token before the grammar, or the grammar's first."""
         was_possible = self._stage == "possible"
         is_tag = self._thinking.take(token_id)
         if was_possible:
             self._lifts_mask = is_tag
-            # White space, too, is the grammar's: the mask had it.
+            # White space, too, belongs to the grammar: the mask allowed it.
             self._thinking.stage = "open" if is_tag else "over"
         if self._stage == "over" and not is_tag:
             self._follow_grammar([token_id])
@@ -75,13 +75,13 @@ class ThinkingMatcher:
             self._breaks_left = self._breaks
 
     def forced_tokens(self) -> list[int]:
-        """See `Matcher.forced_tokens`; the line break after thinking comes before the grammar's."""
+        """Next tokens that are determined, starting with the line break after thinking."""
         if self._stage != "over":
             return []
         return self._breaks_left + self._grammar.forced_tokens()
 
     def finish_mask(self, allowed: np.ndarray) -> None:
-        """See `Matcher.finish_mask`; writes a mask that is not the grammar's."""
+        """Check the grammar's mask, or write the mask of a token outside it."""
         if self._stage == "open":
             allowed[:] = -1
             self._lifts_mask = False
@@ -99,7 +99,7 @@ class ThinkingMatcher:
         return self._thinking.stage
 
     def _follow_grammar(self, new: list[int]) -> None:
-        """Take in tokens after the thinking: first line breaks, as the masks have it."""
+        """Consume tokens after the thinking: first line breaks, as the masks require."""
         self._num_taken += len(new)
         num_breaks = min(len(new), len(self._breaks_left))
         self._breaks_left = self._breaks_left[num_breaks:]

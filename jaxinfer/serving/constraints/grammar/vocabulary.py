@@ -1,7 +1,7 @@
-"""A model's vocabulary for llguidance: each token's bytes, and a tokenizer that knows text alone.
+"""A model's vocabulary for llguidance: each token's bytes, and a tokenizer for plain text only.
 
-An added token (`<think>`, `<|im_end|>`) is one that a grammar must name. Text that spells it is its
-letters, so that what a grammar forces never becomes a tag or the end of an answer.
+A grammar gets an added token (`<think>`, `<|im_end|>`) only by name. Text that spells one is
+tokenized as characters, so that forced text never becomes a tag or the end of an answer.
 """
 
 import json
@@ -20,7 +20,7 @@ def grammar_vocabulary(
     """An `llguidance.LLTokenizer`; takes 1 s for 150,000 tokens.
 
     Args:
-        tokenizer: of the model.
+        tokenizer: the model's tokenizer.
         vocab_size: V, width of the logits; masks are at least as wide.
         eos_token_ids: tokens that end an answer; a mask allows them where the grammar may end.
 
@@ -40,10 +40,10 @@ def grammar_vocabulary(
 
 
 class _TextTokenizer:
-    """What llguidance asks of a tokenizer, under the names that it uses.
+    """The tokenizer interface that llguidance expects, under its names.
 
     Args:
-        tokenizer: of the model.
+        tokenizer: the model's tokenizer.
         num_tokens: width of the vocabulary; ids that the tokenizer lacks have no bytes.
         eos_token_id: a token that ends an answer.
     """

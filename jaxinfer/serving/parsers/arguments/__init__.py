@@ -1,1 +1,1 @@
-"""Arguments of tool calls by their JSON schemas: the types of values, and how they are read."""
+"""Parses arguments of tool calls by their JSON schemas: types, and values written without JSON."""

@@ -1,4 +1,4 @@
-"""Writes which texts a schema admits as a terminal of a grammar, for texts without quotes."""
+"""Writes the unquoted texts that a schema admits as a terminal of a grammar."""
 
 import json
 import re
@@ -38,8 +38,8 @@ def text_terminal(schema: Any, resolve: Resolve) -> str | None:
     """An expression in Lark of the texts that a schema admits.
 
     Args:
-        schema: whose keywords can be enforced, as `enforced_schema` returns it.
-        resolve: of the schema that this is part of.
+        schema: a schema whose keywords can be enforced, from `enforced_schema`.
+        resolve: resolves references of the schema that this is part of.
 
     Returns:
         None for no text; an empty expression for any.
@@ -87,7 +87,7 @@ class _Terminals:
 
 
 def referred(schema: Mapping[str, Any], resolve: Resolve) -> Any:
-    """What a schema's `$ref` names.
+    """The part of a schema that its `$ref` names.
 
     Raises:
         ValueError: no part of the schema.
@@ -99,7 +99,7 @@ def referred(schema: Mapping[str, Any], resolve: Resolve) -> Any:
 
 
 def _own(schema: Mapping[str, Any]) -> Iterator[str | None]:
-    """What each of a schema's own keywords says."""
+    """The expression for each of a schema's own keywords."""
     kinds = schema.get("type", "string")
     if "string" not in (kinds if isinstance(kinds, list) else [kinds]):
         yield None
@@ -125,7 +125,7 @@ def _either(keyword: str, cases: list[str]) -> str | None:
 
 
 def _searched(pattern: str) -> str:
-    """A pattern that is searched for, as an expression of the whole text."""
+    """A pattern that may match anywhere, as an expression for the whole text."""
     branches = []
     for branch in _branches(pattern):
         begin = [] if branch.startswith("^") else [_ANY]
@@ -148,6 +148,6 @@ def _branches(pattern: str) -> list[str]:
 
 
 def _is_escaped(text: str) -> bool:
-    """Whether the last character is escaped."""
+    """True if the last character is escaped."""
     before = text[:-1]
     return (len(before) - len(before.rstrip("\\"))) % 2 == 1

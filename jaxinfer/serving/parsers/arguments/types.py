@@ -1,4 +1,4 @@
-"""Tells by a tool's JSON schema which types an argument may have; parser and grammar read it."""
+"""Derives the types of arguments from a tool's JSON schema, for parser and grammar."""
 
 import urllib.parse
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,19 +23,19 @@ _IMPLIED = {
     "string": ("pattern", "minLength", "maxLength", "format"),
     "number": ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"),
 }
-"""Types that a schema without `type` means by its keywords."""
+"""Types that a schema without `type` implies by its keywords."""
 
 _MOST_DEPTH = 32
 
 
 @dataclass(frozen=True)
 class ArgumentType:
-    """What a value may be.
+    """The types and values that a schema allows.
 
     Attributes:
-        kinds: names of JSON's types, "integer" beside "number"; None where nothing is said.
-        choices: the only values; None for any of the types.
-        bounds_numbers: whether some numbers may be none of the values.
+        kinds: names of JSON's types, "integer" beside "number"; None if the schema names none.
+        choices: the only allowed values; None for any of the types.
+        bounds_numbers: whether some numbers may be excluded.
     """
 
     kinds: frozenset[str] | None = None
@@ -44,12 +44,12 @@ class ArgumentType:
 
     @property
     def is_text(self) -> bool:
-        """Whether a written value always stands for itself; so it does where nothing is said."""
+        """True if a written value is always text; also without any types."""
         return self.kinds is None or self.kinds == {"string"}
 
     @property
     def is_text_or_null(self) -> bool:
-        """Whether every value but null stands for itself."""
+        """True if every value but null is text."""
         return self.kinds == {"string", "null"}
 
 
@@ -60,7 +60,7 @@ class FunctionSchema:
     """The parameters of one function.
 
     Args:
-        parameters: a JSON schema; anything else says nothing.
+        parameters: a JSON schema; anything else allows all arguments.
 
     Attributes:
         root: the schema.
@@ -91,7 +91,7 @@ class FunctionSchema:
             self.additional = part.get("additionalProperties", self.additional)
 
     def declares(self, argument: str) -> bool:
-        """Whether an argument is a property, or no properties are declared at all."""
+        """True if an argument is a property, or no properties are declared at all."""
         return not self.properties or argument in self.properties
 
     def type_of(self, argument: str) -> ArgumentType:
@@ -119,7 +119,7 @@ class FunctionSchema:
         return part
 
     def _parts(self) -> Iterator[tuple[Mapping[str, Any], str]]:
-        """The schemas that each speak of the arguments together, and how they go with others."""
+        """The schemas that apply to all arguments together, each with the keyword that joins it."""
         to_visit, seen = [(self.root, "allOf")], set[int]()
         while to_visit:
             part, join = to_visit.pop()
@@ -161,7 +161,7 @@ class FunctionSchema:
     def _referred(self, pointer: Any, depth: int) -> ArgumentType:
         key = str(pointer)
         if key not in self._by_pointer:
-            self._by_pointer[key] = ANY  # while it is looked up: of a circle
+            self._by_pointer[key] = ANY  # while it is being resolved: a cycle
             self._by_pointer[key] = self._type(self.resolve(pointer), depth + 1)
         return self._by_pointer[key]
 
@@ -171,7 +171,7 @@ class ArgumentTypes:
 
     Args:
         tools: as in a request: `function` has `name` and perhaps `parameters`, a JSON schema.
-            Anything else is taken for a schema that says nothing.
+            Anything else counts as a schema without restrictions.
     """
 
     def __init__(self, tools: Sequence[Mapping[str, Any]]) -> None:
@@ -180,14 +180,14 @@ class ArgumentTypes:
         self._schemas: dict[str, FunctionSchema] = {}
 
     def of(self, function: str) -> FunctionSchema:
-        """The schema of a function's parameters; one that says nothing for an unknown function."""
+        """The schema of a function's parameters; without restrictions for an unknown function."""
         if function not in self._schemas:
             self._schemas[function] = FunctionSchema(self._parameters.get(function))
         return self._schemas[function]
 
 
 def kinds_of(value: Any) -> frozenset[str]:
-    """The types that a value of Python's is of."""
+    """The JSON types of a Python value."""
     match value:
         case None:
             return frozenset({"null"})
@@ -228,7 +228,7 @@ def _implied(schema: Mapping[str, Any]) -> ArgumentType:
 
 
 def _both(types: Sequence[ArgumentType]) -> ArgumentType:
-    """What fits all; what fits nothing says nothing."""
+    """The intersection of types; an empty one counts as no restriction."""
     kinds: frozenset[str] | None = None
     choices: tuple[Any, ...] | None = None
     for each in types:

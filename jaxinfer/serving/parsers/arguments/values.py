@@ -1,4 +1,4 @@
-"""Reads values that were written without JSON, as the types of their schema have it."""
+"""Reads values that were written without JSON, by the types of their schema."""
 
 import json
 import re
@@ -8,7 +8,7 @@ from jaxinfer.serving.parsers.arguments.types import ArgumentType, kinds_of
 _PYTHONS_WORDS = {"True": "true", "False": "false", "None": "null"}
 _KINDS_BY_BEGIN = {"{": "object", "[": "array", '"': "string", "t": "boolean", "f": "boolean"}
 _KINDS_BY_BEGIN |= {"n": "null"}
-# Strings to their end, or to the text's: what is not closed is looked through once.
+# Strings to their end, or to the text's end, so that an unclosed one is searched only once.
 _PYTHONS = re.compile(
     r""" "[^"\\]*+(?:\\.[^"\\]*+)*+"?
        | '[^'\\]*+(?:\\.[^'\\]*+)*+'?
@@ -21,7 +21,7 @@ _ESCAPES = re.compile(r"""\\(?:x([0-9a-fA-F]{2})|(.))|(")""", re.DOTALL)
 
 
 def as_json(written: str, expected: ArgumentType) -> str:
-    """A written value as JSON of its type; a text where it can't be read as that.
+    """A written value as JSON of its type; as a string if it can't be read as that type.
 
     JSON stays as it is written: another reader may keep more digits than Python, and half of a
     surrogate pair can't be sent but as an escape. Python's literals are read too, and JSON within a
@@ -45,12 +45,12 @@ def as_json(written: str, expected: ArgumentType) -> str:
 
 
 def may_be_null(begin: str) -> bool:
-    """Whether a value that begins so, from its first character that is no space, may be null."""
+    """True if a value with this beginning, white space stripped, may be null."""
     return any(word.startswith(begin.strip()) for word in ("null", "None"))
 
 
 def _choice(written: str, read: str | None, choices: tuple[object, ...]) -> str | None:
-    """The choice that is written; None if it is none of them."""
+    """The written choice as JSON; None if the value is not one of the choices."""
     if written in choices:
         return json.dumps(written, ensure_ascii=False)
     if read is None:
@@ -105,6 +105,6 @@ def _escape(found: re.Match[str]) -> str:
 
 
 def _fits(read: str, kinds: frozenset[str]) -> bool:
-    """Whether JSON is of one of these types."""
+    """True if a JSON text is of one of these types."""
     kind = _KINDS_BY_BEGIN.get(read[0])
     return bool((kinds_of(json.loads(read)) if kind is None else {kind}) & kinds)

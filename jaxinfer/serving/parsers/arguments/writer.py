@@ -1,4 +1,4 @@
-"""Writes one argument's value as JSON while it comes: texts at once, other values once whole."""
+"""Writes one argument's value as JSON while it streams: texts at once, other values once whole."""
 
 import json
 
@@ -25,11 +25,11 @@ class ValueWriter:
 
     @property
     def is_begun_text(self) -> bool:
-        """Whether a part of a text was written already."""
+        """True if part of a text has been written already."""
         return self._streams
 
     def add(self, text: str) -> str:
-        """More of the value; the JSON that is certain by now."""
+        """Add more of the value; returns the JSON that is certain by now."""
         if self._streams:
             return _escaped(self._breaks.add(text))
         self._whole.append(text)

@@ -1,4 +1,4 @@
-"""The program that counts the known tokens of new holders of slots."""
+"""The program that counts the known tokens of requests that get a slot."""
 
 import functools
 from collections.abc import Sequence

@@ -25,7 +25,7 @@ class DecodeKind(StepKind[DecodeShape]):
         return buckets.decode_shapes()[::-1]
 
     def largest(self, buckets: Buckets, kernels: Kernels) -> Sequence[DecodeShape]:
-        """The largest bucket; none with Mosaic, where a prefill of as many rows needs more memory.
+        """The largest decode bucket; none with Mosaic, where a prefill always needs more memory.
 
         Its kernels keep a decode's sums on the chip.
         """

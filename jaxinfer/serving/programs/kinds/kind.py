@@ -13,8 +13,8 @@ from jaxinfer.serving.programs.resident import Resident, StepOutputs
 class ProgramKey(Protocol):
     """The key of a program within its kind: a frozen dataclass, the only one of its name.
 
-    Fields are JSON's plain values, tuples of them, and dataclasses of these. Its ``repr`` must say
-    all that tells its program from others: the program store goes by it.
+    Fields are JSON's plain values, tuples of them, and dataclasses of these. Its ``repr`` must
+    contain everything that distinguishes its program: it is part of the program store's key.
     """
 
     __dataclass_fields__: ClassVar[dict[str, Any]]
@@ -31,8 +31,8 @@ class ProgramKind[Key: ProgramKey](ABC):
         key_type: the class of its keys, and of no other kind's.
         uses_pages: whether its programs' shapes depend on the number of KV blocks.
         runs_user_code: whether its programs hold a caller's logits processor or sampler.
-        is_slow_to_trace: whether, with Mosaic's kernels, its programs take so long to trace that
-            worker processes should.
+        is_slow_to_trace: whether, with Mosaic's kernels, its programs should be traced by worker
+            processes.
     """
 
     key_type: type[Key]
@@ -83,13 +83,13 @@ class ProgramKind[Key: ProgramKey](ABC):
     ) -> Resident:
         """Run it once on padding, which writes to block 0 and to unused slots.
 
-        Programs that answers do not wait for are left out: they do nothing here.
+        Programs that no answer waits for do nothing here.
 
         Args:
-            programs: of an engine on one device.
+            programs: the programs of an engine on one device.
             key: the program.
             call: the compiled program.
-            resident: what the program takes of it for its results is donated.
+            resident: arrays that the program replaces are donated.
 
         Returns:
             The same with these results.
@@ -98,7 +98,7 @@ class ProgramKind[Key: ProgramKey](ABC):
 
 
 class StepKind[Key: ProgramKey](ProgramKind[Key]):
-    """A kind of program that a step consists of: its forward pass, or what draws its tokens."""
+    """A kind of program that steps are made of: the forward pass, or the sampler."""
 
     @abstractmethod
     def run(
@@ -114,9 +114,9 @@ class StepKind[Key: ProgramKey](ProgramKind[Key]):
         Args:
             key: the program.
             call: the compiled program.
-            resident: what the program takes of it for its results is donated.
+            resident: arrays that the program replaces are donated.
             before: outputs of the step's programs before this one.
-            given: what the host has packed for it.
+            given: the host's packed batch for it.
 
         Returns:
             `resident` and `before` with the program's results.

@@ -17,7 +17,7 @@ from jaxinfer.serving.programs.resident import Resident, StepOutputs
 from jaxinfer.serving.programs.steps import prefill_step
 from jaxinfer.serving.programs.token_parts import part_sizes
 
-_LONG_TOKENS = 2048  # beyond them the host is ahead of the device, recording or not
+_LONG_TOKENS = 2048  # longer steps hide the recording of a CUDA graph
 
 
 class PrefillKind(StepKind[PrefillShape]):
@@ -45,7 +45,7 @@ class PrefillKind(StepKind[PrefillShape]):
         return step_options(key.tokens, num_parts=len(part_sizes(key.tokens, num_devices)))
 
     def kernels(self, key: PrefillShape) -> Hashable:
-        """The same kernels for any number of tokens."""
+        """One value for all: the kernels are the same for any number of tokens."""
         return key.rows, key.all_tokens
 
     def num_warm_up_runs(self, key: PrefillShape) -> int:

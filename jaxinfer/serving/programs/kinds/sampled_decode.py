@@ -1,4 +1,4 @@
-"""Programs of decode steps with their samplers, for steps as short as a launch is long."""
+"""Programs of decode steps with their samplers, for steps so short that a launch's cost matters."""
 
 import functools
 from collections.abc import Callable, Hashable, Sequence
@@ -18,7 +18,7 @@ from jaxinfer.serving.sampling.layout import SamplerMode
 
 @dataclass(frozen=True)
 class SampledDecodeKey:
-    """The key of a decode step with its sampler, or of several one after the other."""
+    """The key of a decode step with its sampler, or of several such steps in one launch."""
 
     shape: DecodeShape
     mode: SamplerMode
@@ -68,7 +68,7 @@ class SampledDecodeKind(StepKind[SampledDecodeKey]):
         return step_options(key.shape.rows)
 
     def kernels(self, key: SampledDecodeKey) -> Hashable:
-        """As of one decode step without its sampler."""
+        """The kernels of a decode step without its sampler."""
         return key.shape
 
     def run(

@@ -36,7 +36,7 @@ class SamplerKind(StepKind[SamplerKey]):
     runs_user_code = True
 
     def keys(self, buckets: Buckets, *, swaps: bool) -> Sequence[SamplerKey]:
-        """A key for each mode and each number of rows that it meets."""
+        """A key for each mode and each number of rows in that mode."""
         return [
             SamplerKey(rows, mode)
             for mode in typing.get_args(SamplerMode)
@@ -79,7 +79,7 @@ class SamplerKind(StepKind[SamplerKey]):
         before: StepOutputs,
         given: Any,
     ) -> tuple[Resident, StepOutputs]:
-        """Sample the rows of a forward pass; nothing is given beside."""
+        """Sample the rows of a forward pass; `given` is not used."""
         inputs = (resident.head, before.hidden, before.rows, resident.last_tokens)
         if key.mode in WITH_SLOTS:
             last_tokens, slots, sampled = call(*inputs, resident.slots)

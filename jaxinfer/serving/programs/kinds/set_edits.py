@@ -1,4 +1,4 @@
-"""Programs that replace the logit edits of some slots, or of these the masks alone."""
+"""Programs that replace all logit edits of some slots, or only their masks."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -10,8 +10,8 @@ from jaxinfer.serving.programs.collectives import OVERLAP_OPTIONS
 from jaxinfer.serving.programs.layout import DecodeShape, PrefillShape
 from jaxinfer.serving.programs.programs import WHOLE, Program, Programs
 
-# XLA's options for programs whose only matmul is the head's: trying out Triton's would be most of
-# their compiling.
+# XLA's options for programs whose only matmul is the head's: autotuning Triton's kernels would be
+# most of their compile time.
 HEAD_OPTIONS: Mapping[str, Any] = MappingProxyType({"xla_gpu_enable_triton_gemm": False})
 
 
@@ -27,9 +27,9 @@ def step_program(
 
     Args:
         programs: the engine's.
-        name: of the program.
+        name: the program's name.
         step: on arrays of one device.
-        shape: of the packed batch.
+        shape: the packed batch's shape.
         num_outputs: results beside the pages.
     """
     run = functools.partial(step, context=programs.context, shape=shape)
@@ -42,12 +42,12 @@ def step_program(
 def step_options(rows: int, *, num_parts: int = 1) -> dict[str, Any]:
     """XLA's options on a GPU.
 
-    On an H200, XLA's Triton matrix products lose 5% to cuBLAS at 256 rows and win 22% at 2. They
-    read weights that XLA merges (q, k and v; gate and up) where they lie, but for cuBLAS it would
-    copy them side by side in every step.
+    On an H200, XLA's Triton matrix products lose 5% to cuBLAS at 256 rows and win 22% at 2.
+    Triton's read weights that XLA merges (q, k and v; gate and up) in place, but for cuBLAS it
+    would copy them into one array in every step.
 
     Args:
-        rows: of the products.
+        rows: number of the products' rows.
         num_parts: parts of the tokens that go through each layer one after the other.
     """
     # Launched through a slice of the batch vector, a kernel is no plain node of a CUDA graph.

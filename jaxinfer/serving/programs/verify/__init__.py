@@ -1,1 +1,1 @@
-"""Verifies proposed tokens on the devices, by sampling in the place of each."""
+"""Verifies proposed tokens on the devices, by sampling at the position of each."""

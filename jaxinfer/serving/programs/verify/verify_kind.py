@@ -28,7 +28,7 @@ class VerifyKey:
 
 
 class VerifyKind(StepKind[VerifyKey]):
-    """Verifying samplers, by the step's tokens and rows. No engine has them ahead of their use."""
+    """Verifying samplers, by the step's tokens and rows. They are not compiled ahead."""
 
     key_type = VerifyKey
     uses_pages = False

@@ -1,4 +1,4 @@
-"""Samples at several positions of each row, and keeps the last token that counts for the next step.
+"""Samples at several positions of each row, and keeps the last accepted token for the next step.
 
 Pure functions for one device's shards, as in `sample_steps.py`.
 """
@@ -17,12 +17,12 @@ from jaxinfer.serving.sampling.layout import Column, SamplerMode, SamplingArrays
 
 
 class VerifyArrays(NamedTuple):
-    """Where rows are sampled, at up to N positions each; NumPy on the host, JAX arrays in a step.
+    """The positions to sample, up to N in each row; NumPy on the host, JAX arrays in a step.
 
     Attributes:
         ends: int32 ``[B]``, index of each row's last token in the packed ones.
-        fed: int32 ``[B, N]``, for a row with k proposals the token before them, these, and -1 after
-            them; -1 everywhere for rows without.
+        fed: int32 ``[B, N]``, for a row with k proposals: the token before them, the proposals, and
+            then -1; all -1 for rows without.
     """
 
     ends: Any
@@ -42,21 +42,21 @@ def verify_step(
 ) -> tuple[Int32[Array, " slots"], Int32[Array, "N B columns"]]:
     """Choose a token after each of a row's proposals, and after the token before them.
 
-    Randomness is keyed by seed and position, so that each is the token that a step of its own would
-    have drawn, if all proposals before it are right.
+    Randomness is keyed by seed and position, so that each is the token that a separate step would
+    have sampled, if all proposals before it are accepted.
 
     Args:
         head: from `Architecture.head_params`.
         residual: the residual stream of all tokens, from `prefill_step`.
-        rows: from `prefill_step`; each is sampled so after its last token.
-        ends: as in `VerifyArrays`; so is `fed`.
+        rows: from `prefill_step`, with each row's sampling parameters after its last token.
+        ends: see `VerifyArrays`, also for `fed`.
         last_tokens: newest token of each slot; donated.
         context: static.
-        mode: what the batch needs at most, but not "full" or "mixed"; static.
+        mode: one that suffices for every row, but not "full" or "mixed"; static.
 
     Returns:
-        The newest tokens, of each row the last that `count_accepted` counts; and what the host
-        reads. A row's entries past its k + 1 mean nothing.
+        The newest tokens, each row's last one that `count_accepted` counts; and the results for the
+        host. A row's entries past its k + 1 are meaningless.
     """
     slots, last_fed, arrays = rows
     B, N = fed.shape

@@ -1,1 +1,1 @@
-"""What a prefill step computes for its rows beside tokens: a file each."""
+"""Readouts: values that a prefill step computes for its rows beside tokens, a file for each."""

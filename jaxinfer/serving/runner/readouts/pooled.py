@@ -1,4 +1,4 @@
-"""A text as one vector: the final hidden state of its last token, for embeddings."""
+"""The embedding of a text: the final hidden state of its last token."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -19,7 +19,7 @@ class Pooled(Readout):
     name = POOLED
 
     def wants(self, row: ScheduledRow) -> bool:
-        """The last chunk of a prompt whose request is `pooled`."""
+        """True for the last chunk of a prompt whose request is `pooled`."""
         return row.request.new.pooled and row.ends_prefill_only
 
     def launch(
@@ -29,7 +29,7 @@ class Pooled(Readout):
         packed: jax.Array | None,
         program: Callable[[ProgramKey], jax.stages.Compiled],
     ) -> jax.Array:
-        """The step has computed it: ``[B, E]``, in the model's dtype."""
+        """The hidden states that the step has computed, ``[B, E]``, in the model's dtype."""
         assert step.hidden is not None
         return step.hidden
 

@@ -22,7 +22,7 @@ class PromptLogprobs(Readout):
     needs_all_tokens = True
 
     def wants(self, row: ScheduledRow) -> bool:
-        """Rows that feed a token of the prompt that another one follows."""
+        """True for rows that feed a prompt token followed by another prompt token."""
         request = row.request
         is_asked_for = request.params.prompt_logprobs is not None
         return is_asked_for and row.start < request.num_prompt_tokens - 1
@@ -57,5 +57,5 @@ class PromptLogprobs(Readout):
 
 
 def _firsts(rows: Sequence[ScheduledRow]) -> list[int]:
-    """Where each row begins in the packed tokens."""
+    """Each row's first index in the packed tokens."""
     return list(itertools.accumulate((row.num_fed for row in rows[:-1]), initial=0))

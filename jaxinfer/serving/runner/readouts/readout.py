@@ -16,7 +16,7 @@ class Readout(ABC):
     """A kind of values beside tokens. Its one instance stands in `registry.READOUTS`.
 
     Attributes:
-        name: in `StepResult.readouts`, and of what `RequestGroup.take_readout` does with a value.
+        name: its key in `StepResult.readouts` and in `RequestGroup.take_readout`.
         needs_all_tokens: whether it reads hidden states of tokens that are not a row's last.
     """
 
@@ -25,13 +25,13 @@ class Readout(ABC):
 
     @abstractmethod
     def wants(self, row: ScheduledRow) -> bool:
-        """Whether a row gets a value of this step."""
+        """True if a row gets a value from this step."""
 
     def pack(self, rows: Sequence[ScheduledRow], num_tokens: int) -> np.ndarray | None:
         """An array that `launch` reads on the device, or None.
 
         Args:
-            rows: of the step, as they are packed.
+            rows: the step's rows, in packed order.
             num_tokens: T, padding included.
         """
         return None
@@ -49,7 +49,7 @@ class Readout(ABC):
         Args:
             head: from `Architecture.head_params`.
             step: its hidden states, of all tokens where `needs_all_tokens`.
-            packed: what `pack` returned, on the device.
+            packed: the array that `pack` returned, on the device.
             program: gives the compiled program of a key.
         """
 
@@ -58,6 +58,6 @@ class Readout(ABC):
         """Each row's value on the host, None for rows that want none.
 
         Args:
-            fetched: what `launch` returned.
-            rows: of the step.
+            fetched: the array that `launch` returned, on the host.
+            rows: the step's rows.
         """

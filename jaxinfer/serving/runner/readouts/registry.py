@@ -1,4 +1,4 @@
-"""Lists the readouts there are: a new one is a file beside this and a line below."""
+"""The registry of readouts: a new one is a file beside this and a line below."""
 
 from jaxinfer.serving.runner.readouts.pooled import Pooled
 from jaxinfer.serving.runner.readouts.prompt_logprobs import PromptLogprobs

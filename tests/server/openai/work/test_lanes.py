@@ -41,7 +41,7 @@ def test_more_than_may_wait_is_refused_until_some_is_done_or_given_up(
         own = Lanes("test", 1)
         waiting = [asyncio.ensure_future(own.run(may_go_on.wait, size)) for _ in range(3)]
         await asyncio.sleep(0)
-        with pytest.raises(QueueFullError, match=f"as many {lane} texts wait"):
+        with pytest.raises(QueueFullError, match=f"the queue of {lane} texts is full"):
             await own.run(may_go_on.wait, size)
         waiting.pop().cancel()
         await asyncio.sleep(0)

@@ -67,7 +67,7 @@ class ResponsesUsage(TypedDict):
 
 
 class ResponsesAnswer(TypedDict):
-    """An answer, complete or as far as it is."""
+    """An answer, complete or in progress."""
 
     id: str
     object: Literal["response"]

@@ -22,7 +22,7 @@ _LOGPROBS = "message.output_text.logprobs"
 
 
 class ResponsesTool(FunctionTool):
-    """A tool; there are no others than functions."""
+    """A tool; functions are the only type."""
 
     type: Literal["function"]
 
@@ -115,7 +115,7 @@ class ResponsesBody(RequestFields):
 
     @property
     def text_format(self) -> TextFormat:
-        """The format of the answer; any text where the request does not say."""
+        """The format of the answer; any text by default."""
         return (self.text and self.text.format) or TextFormat(type="text", schema=None)
 
     @property
@@ -137,7 +137,7 @@ class ResponsesBody(RequestFields):
             return check_structured_outputs(self.structured_outputs)
 
     def messages(self) -> list[dict[str, Any]]:
-        """The conversation, as chat templates know it."""
+        """The conversation, as chat templates expect it."""
         first = [] if self.instructions is None else [_turn("system", self.instructions)]
         if isinstance(self.input, str):
             return [*first, _turn("user", self.input)]

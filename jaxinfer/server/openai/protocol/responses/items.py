@@ -1,4 +1,4 @@
-"""The items of a conversation in `/v1/responses`, and the turns that they are in a template."""
+"""The items of a conversation in `/v1/responses`, and their conversion to turns for a template."""
 
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
@@ -71,7 +71,7 @@ class InputReasoning(_Item):
 
 
 def _kind(item: Any) -> str:
-    """The tag of an item: its type in brackets, so that no place in an error bears it."""
+    """The union tag of an item: its type in brackets, which locations in errors leave out."""
     kind = item.get("type") if isinstance(item, dict) else getattr(item, "type", None)
     return "<message>" if kind is None else f"<{kind}>"
 
@@ -85,7 +85,7 @@ _KINDS = {
 
 
 def _check_kinds(items: Any) -> Any:
-    """Name the first item of a kind that there is not, in place of all kinds that there are."""
+    """Refuse the first item of an unknown type by name, instead of listing all known types."""
     for i, item in enumerate(items if isinstance(items, list) else ()):
         if not isinstance(item, dict):
             raise ValueError(f"item {i} is no object")
@@ -114,9 +114,9 @@ InputItems = Annotated[
 
 
 def turns_of(items: Sequence[InputItem]) -> list[dict[str, Any]]:
-    """The conversation as chat templates know it.
+    """The conversation, as chat templates expect it.
 
-    What a model answered at once, in any number of items, is one turn of the assistant.
+    All items of one answer become one turn of the assistant.
     """
     turns: list[dict[str, Any]] = []
     for item in items:
@@ -149,12 +149,12 @@ def _add_message(turns: list[dict[str, Any]], turn: dict[str, Any]) -> None:
 
 
 def _assistants(turns: list[dict[str, Any]]) -> dict[str, Any]:
-    """The assistant's turn that is not over."""
+    """The assistant's turn in progress; a new one if there is none."""
     if not turns or turns[-1]["role"] != "assistant":
         turns.append({"role": "assistant", "content": ""})
     return turns[-1]
 
 
 def _add_to(turn: dict[str, Any], name: str, text: str) -> None:
-    """Add a text to what the turn has of its kind, as a line."""
+    """Append a text to one field of a turn, on a new line."""
     turn[name] = "\n".join(filter(None, (turn.get(name), text)))

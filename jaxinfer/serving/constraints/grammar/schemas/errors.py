@@ -1,4 +1,4 @@
-"""Says in one sentence what the library can't enforce of a schema, and where it stands."""
+"""Explains in one sentence which part of a schema the library can't enforce."""
 
 import json
 import re
@@ -9,7 +9,7 @@ from jaxinfer.serving.constraints.grammar.backend import llguidance
 from jaxinfer.serving.constraints.grammar.schemas.keywords import copied_parts
 
 NAME_COMMENT = "// "
-"""Begins the line above a rule of a grammar, with what errors about the rule's schema name."""
+"""Begins the line above a rule of a grammar, which names the rule's schema for errors."""
 
 _IN_A_RULE = re.compile(r"at (\d+)\(\d+\): (?:failed to compile JSON schema: )?")
 _SOURCE = re.compile(r"\n +\d+ \| .*", re.DOTALL)
@@ -25,7 +25,7 @@ _MOST_PATH_CHARS = 60
 
 
 def grammar_error(text: str, message: str) -> str:
-    """What is wrong with a grammar, for people.
+    """A readable error message for a grammar.
 
     Args:
         text: the grammar, as it is compiled.
@@ -48,7 +48,7 @@ def grammar_error(text: str, message: str) -> str:
 
 
 def _rule(text: str, number: int) -> tuple[str, dict[str, Any] | None]:
-    """The name of the rule in a line, and the schema in it that is wrong by itself."""
+    """The name of the rule in a line, and the schema in it that is invalid by itself."""
     lines = text.splitlines()
     above = lines[number - 1] if number else ""
     name = above.removeprefix(NAME_COMMENT) if above.startswith(NAME_COMMENT) else ""
@@ -63,7 +63,7 @@ def _rule(text: str, number: int) -> tuple[str, dict[str, Any] | None]:
 
 
 def _where(schema: dict[str, Any], message: str) -> tuple[str, str]:
-    """The innermost schema that is wrong by itself, and what is wrong with it."""
+    """The path of the innermost schema that is invalid by itself, and its error."""
     references = {key: schema[key] for key in _REFERENCES if key in schema}
     part, path, num_left = dict(schema), "", _MOST_PARTS
     while True:

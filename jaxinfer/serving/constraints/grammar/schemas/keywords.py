@@ -1,4 +1,4 @@
-"""Makes JSON schemas ones that llguidance enforces, or refuses them by one sentence."""
+"""Converts JSON schemas to ones that llguidance enforces, or refuses them with one sentence."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -22,8 +22,8 @@ ANNOTATIONS = frozenset(
         "discriminator",
     }
 )
-"""Keywords that say nothing of which values are valid (`discriminator`, OpenAPI's, repeats what
-`oneOf` says); so do all that begin with "x-"."""
+"""Keywords that don't restrict values (OpenAPI's `discriminator` repeats `oneOf`); others that
+begin with "x-" don't, either."""
 
 ENFORCED = frozenset(
     {
@@ -86,13 +86,13 @@ REFUSED = frozenset(
         "$recursiveRef",
     }
 )
-"""Keywords of JSON Schema that llguidance does not implement; values that say nothing are left out:
+"""Keywords of JSON Schema that llguidance does not implement; values without effect are dropped:
 `uniqueItems: false`, and `propertyNames` of all strings."""
 
 FORMATS = frozenset(
     ("date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uri", "uuid")
 )
-"""Values of `format` that answers follow; any other, such as "password", says nothing of them."""
+"""Values of `format` that answers follow; any other, such as "password", is not enforced."""
 
 _BY_NAME = ("properties", "patternProperties", "$defs", "definitions")
 _LISTS = ("allOf", "anyOf", "oneOf", "prefixItems")
@@ -111,7 +111,7 @@ _COMBINING = ("$ref", "allOf", "anyOf", "oneOf", "const")
 def enforced_schema(
     name: str, schema: Mapping[str, Any], type_names: Mapping[str, str] | None = None
 ) -> dict[str, Any]:
-    """A schema of the same values that has only keywords which answers follow, and annotations.
+    """An equivalent schema with only keywords that can be enforced, and annotations.
 
     OpenAPI's `nullable` is written as JSON Schema has it.
 
@@ -122,7 +122,7 @@ def enforced_schema(
 
     Raises:
         ValueError: there is a keyword that can't be enforced, or a bound beyond 64 bits; one line
-            that names the keyword and where it stands.
+            that names the keyword and its path.
     """
     root = dict(schema)
     to_visit = [(root, "")]
@@ -139,9 +139,9 @@ def enforced_schema(
 
 
 def copied_parts(schema: dict[str, Any], path: str) -> Iterator[tuple[dict[str, Any], str]]:
-    """Put copies in the place of the schemas directly within one; the copies, and where they are.
+    """Replace the schemas directly within one by copies; yields the copies and their paths.
 
-    What is of a wrong type is not for here.
+    Values of a wrong type are skipped.
     """
     for keyword in _OF_SCHEMAS:
         value = schema.get(keyword)
@@ -197,7 +197,7 @@ def _admits_other_names(part: Mapping[str, Any]) -> bool:
 
 
 def _leave_out(part: dict[str, Any]) -> None:
-    """Remove what says nothing of values."""
+    """Remove keywords that don't restrict values."""
     form, is_single = part.get("format"), part.get("maxItems") in (0, 1)
     if isinstance(form, str) and form not in FORMATS:
         del part["format"]
