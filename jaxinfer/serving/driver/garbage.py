@@ -13,7 +13,7 @@ class _Blocks:
 
     lock = threading.Lock()
     count = 0
-    before = (700, 10, 10)
+    before: tuple[int, int, int] = (700, 10, 10)
 
 
 @contextlib.contextmanager

@@ -56,7 +56,7 @@ class _Counted:
 
     def __init__(self, values: Any, counter: ReadCounter) -> None:
         self._values, self._counter = values, counter
-        self.dtype = values.dtype
+        self.dtype, self.shape = values.dtype, values.shape
 
     def __getitem__(self, index: Any) -> Any:
         part = self._values[index]
