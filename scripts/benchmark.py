@@ -125,10 +125,9 @@ def _host_costs(arguments: argparse.Namespace) -> None:
 
 
 def _batches(arguments: argparse.Namespace) -> int:
-    from scripts.speed.engine_report import report_lines, speed_record
-
     from jaxinfer.measure.random_weights import build_engine
     from scripts.speed.batch_speeds import fitting_arguments, measure_speeds
+    from scripts.speed.engine_report import report_lines, speed_record
     from scripts.speed.report import engine_record
 
     shape, sizes, lengths = arguments.model_shape, arguments.batch_sizes, [_PROMPT_TOKENS]

@@ -29,11 +29,10 @@ def run_bench(limit_s: float) -> list[Row]:
 
 def main() -> None:
     """Measure in this process, and print the speeds as JSON."""
-    from scripts.speed.engine_report import speed_record
-
     from jaxinfer.cli.platform import start_platform
     from jaxinfer.measure.random_weights import build_engine
     from scripts.speed.batch_speeds import fitting_arguments, measure_speeds
+    from scripts.speed.engine_report import speed_record
 
     start_platform()
     lengths, steps = [_PROMPT_TOKENS], 32

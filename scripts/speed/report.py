@@ -2,10 +2,9 @@
 
 from typing import TYPE_CHECKING, Any
 
-from scripts.speed.engine_report import describe_engine, heading
-
 from jaxinfer.profiling.figures import share_text
 from scripts.measurements.results import machine_record
+from scripts.speed.engine_report import describe_engine, heading
 
 if TYPE_CHECKING:
     from jaxinfer import LLM

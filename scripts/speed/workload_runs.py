@@ -6,12 +6,11 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from scripts.speed.engine_report import num_devices
-
 from jaxinfer.measure.random_weights import build_engine
 from jaxinfer.planning.devices import find_chip
 from scripts.speed.cache_hits import CacheHits
 from scripts.speed.device_time import device_time
+from scripts.speed.engine_report import num_devices
 from scripts.speed.floors import Floor, workload_floor
 from scripts.speed.gpu_clock import ClockWatch, smi_command
 from scripts.speed.report import engine_record
