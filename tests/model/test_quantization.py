@@ -164,7 +164,7 @@ def test_an_outputs_largest_magnitude_is_127_and_halves_are_even():
     weight[5, 6:] = 0
     integers, scale = _reference(weight)
     for quantize in (jax.jit(quantize_weight), quantize_weight):
-        node = quantize(weight)
+        node = quantize(jnp.asarray(weight))
         np.testing.assert_array_equal(node["weight"], integers)
         np.testing.assert_array_equal(node["scale"], scale)
     assert node["weight"][5, :6].tolist() == [127, 0, 2, -2, 0, 126]
