@@ -4,6 +4,7 @@ import contextlib
 import gc
 import os
 import signal
+import threading
 from collections.abc import Iterator
 
 # Must happen before JAX is imported anywhere: the flag is read once, when the backend starts.
@@ -62,6 +63,14 @@ def pytest_configure(config: pytest.Config) -> None:
         programs = kept_programs.KeptPrograms(config)
         os.environ["XDG_CACHE_HOME"] = str(programs.home)
         config.add_cleanup(programs.keep)
+
+
+@pytest.fixture(autouse=True)
+def _interrupts() -> Iterator[None]:
+    """Let Ctrl-C raise again after a command that has ended its process's handling of it."""
+    yield
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(autouse=True, scope="module")
