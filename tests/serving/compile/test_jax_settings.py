@@ -3,7 +3,6 @@
 import concurrent.futures
 import contextlib
 import functools
-import os
 import re
 from collections.abc import Iterator
 from typing import Any
@@ -199,8 +198,6 @@ _KINDS = {
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", _KINDS)
 def test_every_kind_of_engine_runs_under_all_of_them_at_once(kind):
-    if kind == "two devices" and "PYTEST_XDIST_WORKER" in os.environ:
-        pytest.skip("ends a worker that has run other engines, which is not understood; -n 0 runs")
     options = dict(_KINDS[kind])
     if "params" in options:
         options["params"] = jax.tree.map(np.asarray, small_params())
