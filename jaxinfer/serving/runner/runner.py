@@ -305,6 +305,7 @@ class Runner:
     def close(self) -> None:
         """Free the pages and forget the parameters; may be called again."""
         self._free_cache()
+        self.launcher.clear()  # else a garbage collection frees the arrays of batches, much later
         self._launches.close()
         self.weights.close()
         self._use_weights()

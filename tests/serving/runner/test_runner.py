@@ -1,3 +1,6 @@
+import gc
+import weakref
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -287,6 +290,26 @@ def test_closing_frees_the_pages_and_keeps_the_callers_arrays():
     runner.close()
     assert all(leaf.is_deleted() for leaf in pages)
     assert not any(leaf.is_deleted() for leaf in jax.tree.leaves(tiny_params(CONFIG)))
+
+
+def test_closing_frees_the_arrays_that_batches_came_in():
+    """Not a garbage collection, which `jax_array_garbage_collection_guard` makes an error of."""
+    runner = make_runner()
+    loop = Loop(runner)
+    loop.add([1, 2, 3])
+    loop.run()
+    arrays = [weakref.ref(slab.array) for slabs in _slabs(runner).values() for slab in slabs]
+    assert arrays
+    gc.disable()
+    try:
+        runner.close()
+        assert [array() for array in arrays] == [None] * len(arrays)
+    finally:
+        gc.enable()
+
+
+def _slabs(runner):
+    return runner.launcher._inputs._slabs
 
 
 def test_a_cache_too_small_for_one_request_names_the_length_that_fits():
