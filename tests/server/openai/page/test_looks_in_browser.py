@@ -132,6 +132,9 @@ def test_a_phone_needs_no_scrolling_to_the_side(open_page):
 def test_a_finger_has_44_pixels_to_press(open_page, screen):
     page = open_page(**screen, reduced_motion="reduce", permissions=["clipboard-write"])
     page.evaluate("document.getElementById('forget-key').hidden = false")
+    # As it is before the names of the models have come.
+    page.locator("#model-name:not(:empty)").wait_for(state="attached")
+    page.evaluate("document.getElementById('model').replaceChildren()")
     page.evaluate("document.getElementById('model').hidden = false")
     for view in everything(page):
         assert page.evaluate(_SMALL) == [], view
