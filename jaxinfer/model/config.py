@@ -1,7 +1,7 @@
 """The configuration of a dense decoder: one frozen dataclass, checked field by field."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +9,7 @@ from jaxinfer.errors import ModelLoadError
 from jaxinfer.model.families.family import family_of, family_of_file
 from jaxinfer.model.field_checks import flag, positive, whole_number
 from jaxinfer.model.hf_config import DTYPES, SIZE_LIMITS, read_config_file
+from jaxinfer.model.longrope import LongRopeScaling
 from jaxinfer.model.quantization import Int8Weights
 from jaxinfer.model.rope_scaling import AnyRopeScaling
 
@@ -27,7 +28,9 @@ class ModelConfig:
         head_dim: D, even; independent of E / H.
         rms_norm_eps: added to the mean square in every RMSNorm.
         rope_theta: base of the rotary wavelengths.
-        rope_scaling: YaRN's or Llama 3's parameters, or None.
+        rope_scaling: parameters of YaRN, LongRoPE or Llama 3, or None.
+        partial_rotary_factor: share of each head's dimensions, its first, that rotate.
+        unrotated_layers: indices of layers whose heads do not rotate, ascending.
         max_position_embeddings: context length in tokens that the config declares.
         tie_word_embeddings: the head is the embedding; the tree then has no ``lm_head``.
         attention_bias: the four attention projections have biases.
@@ -52,6 +55,8 @@ class ModelConfig:
     rms_norm_eps: float = 1e-6
     rope_theta: float = 1_000_000.0
     rope_scaling: AnyRopeScaling | None = None
+    partial_rotary_factor: float = 1.0
+    unrotated_layers: tuple[int, ...] = ()
     max_position_embeddings: int = 32768
     tie_word_embeddings: bool = False
     attention_bias: bool = False
@@ -74,6 +79,16 @@ class ModelConfig:
             raise ValueError(f"dtype must be one of {', '.join(DTYPES)}, got {self.dtype!r}")
         if self.head_dim % 2:
             raise ValueError(f"head_dim must be even for rotary embedding, got {self.head_dim}")
+        share = positive("partial_rotary_factor", self.partial_rotary_factor)
+        if share > 1 or self.rotary_dim < 2 or self.rotary_dim % 2:
+            raise ValueError(
+                f"partial_rotary_factor must leave an even number of {self.head_dim} dimensions, "
+                f"at least 2, got {share}"
+            )
+        if isinstance(self.rope_scaling, LongRopeScaling):
+            self.rope_scaling.check_dimensions(self.rotary_dim)
+        for layer in self.unrotated_layers:
+            whole_number("unrotated_layers", layer, 0, self.num_hidden_layers - 1)
         if self.num_attention_heads % self.num_key_value_heads:
             raise ValueError(
                 f"num_attention_heads ({self.num_attention_heads}) must be a multiple of "
@@ -82,6 +97,11 @@ class ModelConfig:
         for token_id in (*self.eos_token_ids, self.bos_token_id):
             if token_id is not None:
                 whole_number("eos_token_ids and bos_token_id", token_id, 0, self.vocab_size - 1)
+
+    @property
+    def rotary_dim(self) -> int:
+        """Dimensions of a head that rotate; the others pass as they are."""
+        return int(self.head_dim * self.partial_rotary_factor)
 
     @property
     def max_context_length(self) -> int:
@@ -120,11 +140,22 @@ class ModelConfig:
         except ValueError as error:
             raise ModelLoadError(f"{source}: {error}") from None
 
+    def for_context(self, max_model_len: int | None) -> "ModelConfig":
+        """The config of an engine whose texts are at most this long; None is any length.
+
+        LongRoPE has one set of rotations for texts within the original context and another beyond
+        it; what is in a KV cache can't change from one to the other.
+        """
+        if not isinstance(self.rope_scaling, LongRopeScaling) or max_model_len is None:
+            return self
+        return replace(self, rope_scaling=self.rope_scaling.for_context(max_model_len))
+
     def to_hf(self) -> dict[str, Any]:
         """A config.json object that both transformers 4 and 5 (and ``from_hf``) read."""
+        family = family_of(self.model_type)
         scaling = None if self.rope_scaling is None else self.rope_scaling.to_hf()
         fields = {
-            "architectures": [family_of(self.model_type).hf_class],
+            "architectures": [family.hf_class],
             "model_type": self.model_type,
             **{name: getattr(self, name) for name in SIZE_LIMITS},
             "hidden_act": "silu",
@@ -142,7 +173,7 @@ class ModelConfig:
             fields["mlp_bias"] = True
         if self.quantization is not None:
             fields["quantization_config"] = self.quantization.to_hf()
-        return fields
+        return family.write_config(self, fields)
 
 
 def _one_or_list(ids: tuple[int, ...]) -> int | list[int] | None:

@@ -28,6 +28,8 @@ SIZE_LIMITS = {
     "head_dim": 4096,
     "max_position_embeddings": 2**30,
 }
+# Fields that a multimodal model's file may have beside its text_config, and mean it.
+_BESIDE_TEXT = ("dtype", "torch_dtype", "tie_word_embeddings", "quantization_config")
 _MAX_CONFIG_BYTES = 1 << 20
 
 
@@ -77,6 +79,42 @@ def dense_fields(
     )
     fields["bos_token_id"] = None if bos is None else whole_number("bos_token_id", bos, 0, last)
     return fields
+
+
+def text_config(mapping: Mapping[str, Any]) -> dict[str, Any]:
+    """What a multimodal model's object says of its texts, the fields beside it included.
+
+    Raises:
+        ValueError: there is no such object, or the two contradict each other.
+    """
+    inner = mapping.get("text_config")
+    if not isinstance(inner, Mapping):
+        raise ValueError(f"text_config must be an object, got {show(inner)}")
+    shared = {name: mapping[name] for name in _BESIDE_TEXT if mapping.get(name) is not None}
+    for name in shared.keys() & inner.keys():
+        if inner[name] is not None and inner[name] != shared[name]:
+            raise ValueError(
+                f"{name} is {show(shared[name])}, and {show(inner[name])} in text_config"
+            )
+    return {**inner, **shared}
+
+
+def without_window(mapping: Mapping[str, Any]) -> dict[str, Any]:
+    """The object without ``sliding_window``, which means every layer in families that have it.
+
+    Raises:
+        ValueError: the window is shorter than the context, and would change the output.
+    """
+    window, longest = mapping.get("sliding_window"), mapping.get("max_position_embeddings")
+    if window is not None:
+        window = whole_number("sliding_window", window, 1, SIZE_LIMITS["max_position_embeddings"])
+        if not isinstance(longest, int) or window < longest:
+            raise ValueError(
+                f"sliding-window attention is not supported (sliding_window {window}, "
+                f"max_position_embeddings {show(longest)}); to serve texts of at most the window, "
+                "set max_position_embeddings to it"
+            )
+    return {name: value for name, value in mapping.items() if name != "sliding_window"}
 
 
 def _sizes(mapping: Mapping[str, Any]) -> dict[str, int]:

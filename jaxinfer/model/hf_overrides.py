@@ -11,12 +11,15 @@ _FIELDS = (
     *SIZE_LIMITS,
     *("architectures", "model_type", "tie_word_embeddings", "attention_bias", "rms_norm_eps"),
     *("rope_theta", "rope_scaling", "rope_parameters", "original_max_position_embeddings"),
-    *("dtype", "hidden_act", "use_sliding_window", "quantization_config", "layer_types"),
+    *("dtype", "hidden_act", "use_sliding_window", "sliding_window", "layer_types"),
+    *("quantization_config", "partial_rotary_factor", "no_rope_layers"),
 )
 
 
 def apply_overrides(mapping: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
     """A config.json object with some values replaced; objects within are merged.
+
+    Of a multimodal model, the object under `text_config` is changed.
 
     An override wins over any other spelling of its field in the file: `rope_scaling` over
     `rope_parameters`, `rope_theta` over the one inside of these.
@@ -29,6 +32,10 @@ def apply_overrides(mapping: Mapping[str, Any], overrides: Mapping[str, Any]) ->
             nearest = difflib.get_close_matches(name, _FIELDS, n=1, cutoff=0.75)
             hint = f"did you mean {nearest[0]!r}?" if nearest else f"it reads {', '.join(_FIELDS)}"
             raise ValueError(f"hf_overrides: the engine reads no {name!r} of config.json; {hint}")
+    if isinstance(mapping.get("text_config"), Mapping):
+        inner = apply_overrides(mapping["text_config"], overrides)
+        outer = {name: value for name, value in mapping.items() if name not in overrides}
+        return {**outer, "text_config": inner}
     merged = _merge(mapping, {k: v for k, v in overrides.items() if not k.startswith("rope_")})
     rope = rope_object(mapping)
     inside = {"rope_theta", "original_max_position_embeddings"}

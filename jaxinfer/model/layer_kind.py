@@ -12,10 +12,14 @@ class LayerKind:
 
     Attributes:
         head_norms: each query and key head has an RMSNorm before its rotation.
+        wide_norms: the queries, and the keys, of all heads together have one instead.
+        norms: names of the layer's own norms.
         biases: names of the projections that have a bias, such as ``"q_proj"``.
         rotation: which of `Architecture.rotations` turns its heads.
     """
 
     head_norms: bool = False
+    wide_norms: bool = False
+    norms: tuple[str, str] = ("input_layernorm", "post_attention_layernorm")
     biases: tuple[str, ...] = ()
     rotation: int = 0

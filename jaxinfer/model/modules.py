@@ -62,6 +62,9 @@ class Attention(nnx.Module):
         if kind.head_norms:
             self.q_norm = make.ones(dim, "head_dim")
             self.k_norm = make.ones(dim, "head_dim")
+        if kind.wide_norms:
+            self.q_norm = make.ones(q_size, "heads")
+            self.k_norm = make.ones(kv_size, "kv_heads")
 
 
 class GatedMLP(nnx.Module):
@@ -76,12 +79,12 @@ class GatedMLP(nnx.Module):
 
 
 class DecoderLayer(nnx.Module):
-    """One block: attention and MLP with a norm before each."""
+    """One block: attention and MLP with a norm for each."""
 
     def __init__(self, config: ModelConfig, kind: LayerKind, make: _Maker) -> None:
-        self.input_layernorm = make.ones(config.hidden_size, "embed")
+        for name in kind.norms:
+            setattr(self, name, make.ones(config.hidden_size, "embed"))
         self.self_attn = Attention(config, kind, make)
-        self.post_attention_layernorm = make.ones(config.hidden_size, "embed")
         self.mlp = GatedMLP(config, kind, make)
 
 

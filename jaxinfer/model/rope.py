@@ -25,17 +25,25 @@ def cos_sin(
     Returns:
         Two arrays, computed in float32 (a scaling's factor included) and rounded to ``dtype``
         as Hugging Face does. Dimension ``i`` and ``i + D / 2`` form a pair and share an angle.
+        Where only a part of each head rotates, D is the number of these dimensions.
     """
-    frequencies, scale = rope_frequencies(config.head_dim, config.rope_theta, config.rope_scaling)
+    frequencies, scale = rope_frequencies(config.rotary_dim, config.rope_theta, config.rope_scaling)
     angles = positions.astype(jnp.float32)[..., None] * jnp.asarray(frequencies)
     angles = jnp.concatenate([angles, angles], axis=-1)
     return narrow(jnp.cos(angles) * scale, dtype), narrow(jnp.sin(angles) * scale, dtype)
 
 
 def apply_rope(
-    x: Float[Array, "*batch heads D"], cos: Float[Array, "*batch D"], sin: Float[Array, "*batch D"]
+    x: Float[Array, "*batch heads D"], cos: Float[Array, "*batch R"], sin: Float[Array, "*batch R"]
 ) -> Float[Array, "*batch heads D"]:
-    """Rotate each head of ``x``; both products and their sum are rounded to ``x.dtype``."""
+    """Rotate each head of ``x``; both products and their sum are rounded to ``x.dtype``.
+
+    Cosines and sines of fewer dimensions than a head has rotate its first, and the others pass.
+    """
+    rotating = cos.shape[-1]
+    if rotating < x.shape[-1]:
+        turned = apply_rope(x[..., :rotating], cos, sin)
+        return jnp.concatenate([turned, x[..., rotating:]], axis=-1)
     first, second = jnp.split(x, 2, axis=-1)
     turned = jnp.concatenate([-second, first], axis=-1)
     direct = rounded(_widen(x) * _widen(cos)[..., None, :], x.dtype)

@@ -1,4 +1,4 @@
-"""What stretches a model's context by changing its rotations: YaRN, and what Llama 3 does.
+"""What stretches a model's context by changing its rotations: YaRN, LongRoPE, and Llama 3's way.
 
 Each kind is a value that is read from and written to `config.json`.
 """
@@ -9,11 +9,12 @@ from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from jaxinfer.model.field_checks import flag, positive, whole_number
+from jaxinfer.model.longrope import LongRopeScaling
 
 if TYPE_CHECKING:
     import numpy as np
 
-SUPPORTED_ROPE_TYPES = ("default", "yarn", "llama3")
+SUPPORTED_ROPE_TYPES = ("default", "yarn", "llama3", "longrope")
 _ORIGINAL_LENGTH = "rope_scaling original_max_position_embeddings"
 _OPTIONAL_NUMBERS = ("attention_factor", "mscale", "mscale_all_dim")
 _LLAMA3_NUMBERS = ("factor", "low_freq_factor", "high_freq_factor")
@@ -43,6 +44,8 @@ class RopeScaling:
         mscale: numerator's weight in the computed attention factor (with ``mscale_all_dim``).
         mscale_all_dim: denominator's weight in the computed attention factor.
         truncate: round the boundaries between the two regimes to whole dimensions.
+        query_beta: queries beyond the original context are multiplied by
+            ``1 + beta ln(1 + floor(position / original))``, as Ministral 3 does; None leaves them.
     """
 
     factor: float
@@ -53,6 +56,7 @@ class RopeScaling:
     mscale: float | None = None
     mscale_all_dim: float | None = None
     truncate: bool = True
+    query_beta: float | None = None
 
     def __post_init__(self) -> None:
         for name in ("factor", "beta_fast", "beta_slow", *_OPTIONAL_NUMBERS):
@@ -67,6 +71,8 @@ class RopeScaling:
             )
         whole_number(_ORIGINAL_LENGTH, self.original_max_position_embeddings, 1, 2**31 - 1)
         flag("rope_scaling truncate", self.truncate)
+        if self.query_beta is not None:
+            positive("rope_scaling llama_4_scaling_beta", self.query_beta)
 
     @classmethod
     def from_hf(cls, mapping: Mapping[str, Any], max_position_embeddings: int) -> "RopeScaling":
@@ -159,6 +165,7 @@ class RopeScaling:
             "mscale": self.mscale,
             "mscale_all_dim": self.mscale_all_dim,
             "truncate": self.truncate,
+            "llama_4_scaling_beta": self.query_beta,
         }
         return {name: value for name, value in fields.items() if value is not None}
 
@@ -243,7 +250,7 @@ class Llama3RopeScaling:
         return slowed * (np.float32(1) - keep) + frequencies * keep, 1.0
 
 
-AnyRopeScaling = RopeScaling | Llama3RopeScaling
+AnyRopeScaling = RopeScaling | Llama3RopeScaling | LongRopeScaling
 
 
 def scaling_from_hf(
@@ -261,4 +268,6 @@ def scaling_from_hf(
     """
     if kind == "llama3":
         return Llama3RopeScaling.from_hf(mapping)
+    if kind == "longrope":
+        return LongRopeScaling.from_hf(mapping, max_position_embeddings)
     return RopeScaling.from_hf(mapping, max_position_embeddings)

@@ -3,6 +3,7 @@
 import dataclasses
 
 from jaxinfer.config import KVCacheDType
+from jaxinfer.model.layer_kind import ATTENTION_PROJECTIONS, MLP_PROJECTIONS
 from jaxinfer.planning.shapes import ATTENTION, BYTES_OF, HEAD, MLP, ModelShape
 
 # Square, sum, scale and weight of each value; rotation of a pair takes 4 products and 2 additions.
@@ -65,19 +66,19 @@ def active_parameters(shape: ModelShape) -> int:
 def weight_bytes_per_device(shape: ModelShape, dtype: str, num_devices: int) -> int:
     """Bytes of the parameters on each device, as the engine shards them.
 
-    Norms and the output projection's bias are whole on every device; so are the projections to keys
-    and values where there are fewer heads than devices.
+    Norms, unless they span all heads, and biases of what is summed are whole on every device; so
+    are the projections to keys and values where there are fewer heads than devices.
     """
     E, L, N = shape.hidden_size, shape.num_hidden_layers, num_devices
-    whole = _norms(shape, 1).parameters
+    wide = shape.layer_kind.wide_norms
+    whole = _norms(shape, 1).parameters + L * shape.bias_size("o_proj", "down_proj")
+    whole -= L * shape.qk_norm_size if wide else 0
     split = _embedding(shape, 1).parameters + _head(shape, 1).parameters
     split += L * (2 * E * shape.q_size + max(shape.num_experts, 1) * shape.mlp_weights)
     whole += L * E * shape.num_experts
     keys_and_values = 2 * L * E * shape.kv_size
-    if shape.attention_bias:
-        split += L * shape.q_size
-        whole += L * E
-        keys_and_values += 2 * L * shape.kv_size
+    split += L * (shape.bias_size("q_proj", "gate_proj", "up_proj") + wide * shape.q_size)
+    keys_and_values += L * (shape.bias_size("k_proj", "v_proj") + wide * shape.kv_size)
     kv_split = N if shape.num_key_value_heads % N == 0 else 1
     plain = (whole + split // N + keys_and_values // kv_split) * BYTES_OF[dtype]
     return plain - shape.bytes_saved(BYTES_OF[dtype], N)
@@ -94,9 +95,9 @@ def _embedding(shape: ModelShape, size: int) -> Operation:
 
 def head_norms(shape: ModelShape, size: int) -> Operation:
     """The part of the norms that belongs to queries and keys; nothing where they have none."""
-    L, D = shape.num_hidden_layers, shape.head_dim
-    heads = shape.num_attention_heads + shape.num_key_value_heads
-    parameters, values = (2 * L * D, L * heads * D) if shape.qk_norm else (0, 0)
+    L, size_of_one = shape.num_hidden_layers, shape.qk_norm_size
+    values = L * (shape.q_size + shape.kv_size) if size_of_one else 0
+    parameters = L * size_of_one
     return Operation("head norms", parameters, _NORM_FLOPS * values, parameters * size, "2·L·D")
 
 
@@ -107,7 +108,9 @@ def _norms(shape: ModelShape, size: int) -> Operation:
     parameters = values + of_heads.parameters
     flops = _NORM_FLOPS * values + of_heads.flops_per_token
     formula = f"(2L+1)·E = (2·{L}+1)·{E}"
-    if shape.qk_norm:
+    if shape.layer_kind.wide_norms:
+        formula = f"(2L+1)·E+L·(H+K)·D = (2·{L}+1)·{E}+{L}·{shape.qk_norm_size}"
+    elif shape.layer_kind.head_norms:
         formula = f"(2L+1)·E+2·L·D = (2·{L}+1)·{E}+2·{L}·{D}"
     return Operation("norms", parameters, flops, parameters * size, formula)
 
@@ -117,9 +120,10 @@ def _projections(shape: ModelShape, size: int) -> Operation:
     H, K = shape.num_attention_heads, shape.num_key_value_heads
     parameters = L * 2 * E * (shape.q_size + shape.kv_size)
     formula = f"L·2·E·(H+K)·D = {L}·2·{E}·({H}+{K})·{D}"
-    if shape.attention_bias:
-        parameters += L * (shape.q_size + 2 * shape.kv_size + E)
-        formula += f" + biases {L}·(({H}+2·{K})·{D}+{E})"
+    biases = shape.bias_size(*ATTENTION_PROJECTIONS)
+    if biases:
+        parameters += L * biases
+        formula += f" + biases {L}·{biases}"
     saved = shape.bytes_saved(size, parts=ATTENTION)
     return _weights("qkv and output", parameters, size, formula, saved)
 
@@ -146,8 +150,10 @@ def _attention(shape: ModelShape, kv_bytes: int, context: int) -> Operation:
 def _mlp(shape: ModelShape, size: int) -> Operation:
     E, F, L = shape.hidden_size, shape.intermediate_size, shape.num_hidden_layers
     formula = f"L·3·E·F = {L}·3·{E}·{F}"
-    saved = shape.bytes_saved(size, parts=MLP)
-    return _weights("mlp", L * shape.mlp_weights, size, formula, saved)
+    saved, biases = shape.bytes_saved(size, parts=MLP), shape.bias_size(*MLP_PROJECTIONS)
+    if biases:
+        formula += f" + biases {L}·{biases}"
+    return _weights("mlp", L * (shape.mlp_weights + biases), size, formula, saved)
 
 
 def _router(shape: ModelShape, size: int) -> Operation:

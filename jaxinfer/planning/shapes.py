@@ -8,7 +8,7 @@ from jaxinfer.config import KVCacheDType
 from jaxinfer.model.config import ModelConfig
 from jaxinfer.model.families.family import FAMILIES, family_of
 from jaxinfer.model.field_checks import indivisible_sizes
-from jaxinfer.model.layer_kind import ATTENTION_PROJECTIONS, MLP_PROJECTIONS
+from jaxinfer.model.layer_kind import ATTENTION_PROJECTIONS, MLP_PROJECTIONS, LayerKind
 from jaxinfer.model.quantization import Int8Weights
 
 BYTES_OF = {"bfloat16": 2, "float16": 2, "float32": 4}
@@ -41,6 +41,7 @@ class ModelShape(ModelConfig):
             "quantization": quantization,
             "eos_token_ids": tuple(values.get("eos_token_ids", ())),
             "rope_scaling": None,  # a scaled rotation counts like any other
+            "unrotated_layers": (),
         }
         return cls(**{**values, **made})
 
@@ -55,11 +56,33 @@ class ModelShape(ModelConfig):
         return self.model_type == "qwen3"
 
     @property
-    def qk_norm(self) -> bool:
-        """True if queries and keys have a norm of D weights each."""
+    def layer_kind(self) -> LayerKind:
+        """The norms and biases of a layer; layers differ in what counts nothing, if at all."""
         if not self.is_served:
-            return True
-        return family_of(self.model_type).layer_kinds(self)[0].head_norms
+            biases = ATTENTION_PROJECTIONS if self.attention_bias else ()
+            return LayerKind(head_norms=True, biases=biases)
+        return family_of(self.model_type).layer_kinds(self)[0]
+
+    @property
+    def qk_norm_size(self) -> int:
+        """Weights of a layer's norms of queries and keys."""
+        kind = self.layer_kind
+        if kind.wide_norms:
+            return self.q_size + self.kv_size
+        return 2 * self.head_dim if kind.head_norms else 0
+
+    def bias_size(self, *names: str) -> int:
+        """Elements of those biases that a layer has, of the projections with these names."""
+        return sum(self._sizes()[name][0] for name in names if name in self.layer_kind.biases)
+
+    def _sizes(self) -> dict[str, tuple[int, int]]:
+        """Outputs and inputs of each projection."""
+        E, F, q, kv = self.hidden_size, self.intermediate_size, self.q_size, self.kv_size
+        return {
+            **{"q_proj": (q, E), "k_proj": (kv, E), "v_proj": (kv, E), "o_proj": (E, q)},
+            **{"gate_proj": (F, E), "up_proj": (F, E), "down_proj": (E, F)},
+            HEAD: (self.vocab_size, E),
+        }
 
     @property
     def q_size(self) -> int:
@@ -100,14 +123,8 @@ class ModelShape(ModelConfig):
 
     def _spared(self, path: str, bytes_per_value: int, num_devices: int) -> int:
         """`bytes_saved` of one projection."""
-        E, F, q, kv = self.hidden_size, self.intermediate_size, self.q_size, self.kv_size
-        sizes = {
-            **{"q_proj": (q, E), "k_proj": (kv, E), "v_proj": (kv, E), "o_proj": (E, q)},
-            **{"gate_proj": (F, E), "up_proj": (F, E), "down_proj": (E, F)},
-            HEAD: (self.vocab_size, E),
-        }
         name = path.rpartition(".")[2]
-        outputs, inputs = sizes[name]
+        outputs, inputs = self._sizes()[name]
         is_whole = name in ("k_proj", "v_proj") and self.num_key_value_heads % num_devices
         split = 1 if is_whole else num_devices
         scales = outputs if name in ("o_proj", "down_proj") else outputs // split

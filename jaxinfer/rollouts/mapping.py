@@ -8,6 +8,7 @@ from typing import Any
 
 from jaxinfer.model.architecture import abstract_params
 from jaxinfer.model.config import ModelConfig
+from jaxinfer.model.families.family import family_of
 from jaxinfer.model.quantization import is_scale, plain_leaves
 from jaxinfer.rollouts.sources import (
     LAYER,
@@ -238,7 +239,8 @@ def _source(path: str, given: Any) -> ParamSource:
 
 def _patterns(config: ModelConfig) -> list[str]:
     """The engine's paths; the layers' paths are one, with ``{layer}``."""
-    plain = dataclasses.replace(config, num_hidden_layers=1, quantization=None)
+    plain = dataclasses.replace(config, quantization=None)
+    plain = family_of(config.model_type).with_layers(plain, [0])
     paths = leaves_by_path(abstract_params(plain, "f4"))
     return [path.replace("model.layers.0.", f"model.layers.{LAYER}.") for path in paths]
 
@@ -259,8 +261,8 @@ def _flax_layer(path: str) -> ParamSource:
 
 
 def _check_no_bias(config: ModelConfig) -> None:
-    if config.attention_bias:
+    if any(kind.biases for kind in family_of(config.model_type).layer_kinds(config)):
         raise ValueError(
-            "this mapping has no source for the biases of a model with attention_bias; write a "
+            "this mapping has no source for the biases of this model's projections; write a "
             "ParamsMapping that has"
         )

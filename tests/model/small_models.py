@@ -65,11 +65,103 @@ LLAMAS: dict[str, dict[str, Any]] = {
 }
 
 
+# Widths of heads, ratios of H to K, tied and not; all split over 4 devices.
+_SHAPES: list[dict[str, Any]] = [
+    {"num_attention_heads": 4, "num_key_value_heads": 2},
+    {"num_attention_heads": 4, "num_key_value_heads": 4, "tie_word_embeddings": True},
+    {"hidden_size": 128, "num_attention_heads": 8, "num_key_value_heads": 2},
+    {"num_attention_heads": 4, "num_key_value_heads": 1, "tie_word_embeddings": True},
+    {"hidden_size": 256, "num_attention_heads": 4, "num_key_value_heads": 2},
+    {"num_attention_heads": 8, "num_key_value_heads": 4, "num_hidden_layers": 3},
+]
+_LONGROPE: dict[str, Any] = {
+    "rope_type": "longrope",
+    "rope_theta": 10_000.0,
+    "short_factor": [1.0, 1.1, 1.3, 1.5, 2.0, 2.5],
+    "long_factor": [1.0, 1.4, 2.0, 4.0, 8.0, 16.0],
+}
+_GROWING = {"rope_parameters": YARN | {"llama_4_scaling_beta": 0.3}}
+# What differs from _SHAPES in each, by family; all have heads of E / H.
+_OF_FAMILIES: dict[str, list[dict[str, Any]]] = {
+    "Qwen2": [{}, {}, {"rope_parameters": YARN}, {}, {}, {}],
+    "Mistral": [{"head_dim": 32}, {"head_dim": 8}, {"rope_parameters": YARN}, {}, {}, {}],
+    "Ministral3": [_GROWING, {"head_dim": 32} | _GROWING, _GROWING, _GROWING, _GROWING, _GROWING],
+    "SmolLM3": [
+        {"num_hidden_layers": 5},
+        {"no_rope_layers": [0, 1]},
+        {"rope_parameters": YARN, "no_rope_layers": [1, 0]},
+        {"attention_bias": True, "mlp_bias": True, "no_rope_layer_interval": 2},
+        {"no_rope_layers": [0, 0]},
+        {"no_rope_layer_interval": 3},
+    ],
+    "Phi3": [
+        {},
+        {"rope_parameters": {"rope_theta": 10_000.0, "partial_rotary_factor": 0.75}},
+        {  # longer than the original context: at once, or transformers changes rotations midway
+            "rope_parameters": _LONGROPE | {"partial_rotary_factor": 0.75},
+            "original_max_position_embeddings": 4,
+        },
+        {  # no longer
+            "rope_parameters": _LONGROPE | {"partial_rotary_factor": 0.75, "factor": 4.0},
+            "original_max_position_embeddings": 512,
+        },
+        {"rope_parameters": {"rope_theta": 10_000.0, "partial_rotary_factor": 0.5}},
+        {"sliding_window": 4096},
+    ],
+    "Olmo2": [{}, {}, {"rope_parameters": YARN}, {"attention_bias": True}, {}, {}],
+    "Qwen3VL": [{}, {}, {"head_dim": 32}, {"attention_bias": True}, {}, {}],
+    "Mistral3": [_GROWING, _GROWING, {"model_type": "mistral"}, _GROWING, _GROWING, _GROWING],
+}
+FAMILIES = {
+    f"{family}-{i}": {"family": family, "pad_token_id": 0, "bos_token_id": 1} | _SHAPES[i] | changes
+    for family, variants in _OF_FAMILIES.items()
+    for i, changes in enumerate(variants)
+}
+_EYES: dict[str, dict[str, Any]] = {
+    "Qwen3VL": {
+        "depth": 1,
+        "hidden_size": 32,
+        "intermediate_size": 32,
+        "num_heads": 2,
+        "out_hidden_size": 64,
+        "deepstack_visual_indexes": [0],
+        "num_position_embeddings": 16,
+    },
+    "Mistral3": {
+        "model_type": "pixtral",
+        "hidden_size": 32,
+        "intermediate_size": 32,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "image_size": 28,
+        "patch_size": 14,
+        "head_dim": 16,
+    },
+}
+
+
+def config(family: str = "Qwen3", **changes: Any) -> Any:
+    """A config of transformers for a small model.
+
+    `head_dim` is E / H where nothing else is asked for, and 16 in a Qwen3.
+    """
+    fields = _SMALL | changes
+    width = fields["hidden_size"] / _SMALL["hidden_size"]
+    fields["initializer_range"] *= width**-0.5  # sums of more terms, no larger
+    if family != "Qwen3" and "head_dim" not in changes:
+        fields["head_dim"] = fields["hidden_size"] // fields["num_attention_heads"]
+    if family in _EYES:
+        text = {"model_type": "ministral3"} | fields if family == "Mistral3" else fields
+        tied = fields["tie_word_embeddings"]
+        fields = {"text_config": text, "vision_config": _EYES[family], "tie_word_embeddings": tied}
+    return getattr(transformers, f"{family}Config")(**fields)
+
+
 def build(seed: int = 0, family: str = "Qwen3", **changes: Any) -> Any:
-    """A causal model of transformers in float32, all random: norms and biases, too."""
+    """A model of transformers in float32, all random: norms and biases, too."""
     torch.manual_seed(seed)
-    config = getattr(transformers, f"{family}Config")(**(_SMALL | changes))
-    model = getattr(transformers, f"{family}ForCausalLM")(config).eval()
+    kind = "ConditionalGeneration" if family in _EYES else "CausalLM"
+    model = getattr(transformers, f"{family}For{kind}")(config(family, **changes)).eval()
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.ndim == 1:

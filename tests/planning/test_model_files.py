@@ -94,7 +94,10 @@ def test_an_unknown_model_says_what_is_accepted(name, monkeypatch, tmp_path):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"model_type": "gpt2"}, "model_type is 'gpt2'; plans are for llama, qwen3, qwen3_moe"),
+        (
+            {"model_type": "gpt2"},
+            "model_type is 'gpt2'; plans are for llama, ministral3, mistral, ",
+        ),
         ({"hidden_size": "x"}, "hidden_size must be a whole number"),
         ({"moe_intermediate_size": None}, "intermediate_size must be a whole number"),
         ({"num_experts_per_tok": 129}, "num_experts_per_tok must be a whole number from 1 to 128"),

@@ -5,6 +5,8 @@ checked against the files' headers before memory is taken. Plans of memory read 
 NumPy.
 """
 
+import itertools
+import operator
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -72,6 +74,28 @@ def one_tensor_each(
         return tensor_name(path).removeprefix(_BACKBONE if lacks_prefix else "")
 
     return {path: Source((Tensor(name(path), shape),)) for path, shape in shapes.items()}
+
+
+def cut_from(
+    plan: SourcePlan, shapes: Mapping[str, Shape], fused: Mapping[str, tuple[str, ...]]
+) -> SourcePlan:
+    """A plan whose projections are rows of fused tensors.
+
+    Args:
+        plan: of files that would hold a tensor for each.
+        shapes: of the leaves, by path.
+        fused: names of the projections that are the rows of a tensor, in order, by its own name.
+    """
+    cut = dict(plan)
+    for whole, parts in fused.items():
+        for path in (each for each in plan if each.rpartition(".")[2] == parts[0]):
+            leaves = [f"{path.removesuffix(parts[0])}{part}" for part in parts]
+            ends = list(itertools.accumulate((shapes[leaf][0] for leaf in leaves), initial=0))
+            name = plan[path].tensors[0].name.replace(f".{parts[0]}.", f".{whole}.")
+            tensor = Tensor(name, (ends[-1], *shapes[path][1:]))
+            for leaf, rows in zip(leaves, itertools.pairwise(ends), strict=True):
+                cut[leaf] = Source((tensor,), operator.itemgetter(slice(*rows)))
+    return cut
 
 
 def check_plan(plan: SourcePlan, entries: Mapping[str, Any], directory: Path) -> None:

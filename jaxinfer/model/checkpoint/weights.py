@@ -4,6 +4,7 @@ import functools
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -71,9 +72,11 @@ def load_params(
         where = f"{directory / checkpoint.SUBDIRECTORY}: "
         check_sound(sound, {path: where + saved_name(path, tensor_name) for path in sound})
         return params
-    entries, described = tensor_entries(directory), dict(flatten(expected))
+    family, described = family_of(config.model_type), dict(flatten(expected))
+    found = tensor_entries(directory)
+    entries = {name: each for name, each in found.items() if not name.startswith(family.ignored)}
     shapes = {path: leaf.shape for path, leaf in described.items()}
-    plan = family_of(config.model_type).source_plan(config, plain_leaves(shapes), entries)
+    plan = family.source_plan(config, plain_leaves(shapes), entries)
     if config.quantization is not None:
         plan = config.quantization.source_plan(plan)
     check_plan(plan, entries, directory)
@@ -118,7 +121,7 @@ def save_params(params: Mapping[str, Any], config: ModelConfig, directory: str |
     if len(shards) > 1:
         files = [f"model-{i + 1:05d}-of-{len(shards):05d}.safetensors" for i in range(len(shards))]
     for file, shard in zip(files, shards, strict=True):
-        on_host = ((name, jax.device_get(leaf)) for name, leaf in shard.items())
+        on_host = ((name, _on_host(leaf)) for name, leaf in shard.items())
         write_file(directory / file, on_host, shard)
     (directory / (INDEX_FILE if len(shards) == 1 else SINGLE_FILE)).unlink(missing_ok=True)
     if len(shards) > 1:
@@ -228,7 +231,8 @@ def _own_copy(view: np.ndarray, dtype: np.dtype) -> np.ndarray:
 def _tensors(params: Mapping[str, Any], config: ModelConfig) -> dict[str, Any]:
     """What the files hold, by name; checked against the config that is written beside them."""
     leaves, tensors = dict(flatten(params)), {}
-    named = family_of(config.model_type).tensor_name
+    family = family_of(config.to_hf()["model_type"])  # some are saved as another one
+    named = family.tensor_name
     for path, leaf in leaves.items():
         plain = path.removesuffix(f".{WEIGHT}").removesuffix(f".{SCALE}")
         wanted = config.quantization is not None and config.quantization.takes(plain)
@@ -243,7 +247,38 @@ def _tensors(params: Mapping[str, Any], config: ModelConfig) -> dict[str, Any]:
             known = ", ".join(dtypes)
             raise TypeError(f"{name}: can't save dtype {leaf.dtype}; supported: {known}")
         tensors[name] = leaf[:, None] if is_scale(path) else leaf
-    return tensors
+    return _fused(tensors, family.fused)
+
+
+@dataclass(frozen=True)
+class _Joined:
+    """A tensor of the files whose rows are several leaves, which the host joins to write it."""
+
+    parts: tuple[jax.Array, ...]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return (sum(part.shape[0] for part in self.parts), *self.parts[0].shape[1:])
+
+    @property
+    def dtype(self) -> Any:
+        return self.parts[0].dtype
+
+
+def _fused(tensors: dict[str, Any], fused: Mapping[str, tuple[str, ...]]) -> dict[str, Any]:
+    """The tensors with those joined that the family's files hold as one, in order of names."""
+    for whole, parts in fused.items():
+        first = f".{parts[0]}."
+        for name in [each for each in tensors if first in each]:
+            rows = [tensors.pop(name.replace(first, f".{part}.")) for part in parts]
+            tensors[name.replace(first, f".{whole}.")] = _Joined(tuple(rows))
+    return dict(sorted(tensors.items())) if fused else tensors
+
+
+def _on_host(leaf: Any) -> np.ndarray:
+    if isinstance(leaf, _Joined):
+        return np.concatenate(jax.device_get(leaf.parts))
+    return jax.device_get(leaf)
 
 
 def _shards(leaves: Mapping[str, Any]) -> list[dict[str, Any]]:

@@ -2,17 +2,21 @@
 
 import importlib
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from jaxinfer.checks import show
 from jaxinfer.model.checkpoint.parameter_names import tensor_name
-from jaxinfer.model.checkpoint.source_plan import Shape, SourcePlan, one_tensor_each
+from jaxinfer.model.checkpoint.source_plan import Shape, SourcePlan, cut_from, one_tensor_each
 from jaxinfer.model.layer_kind import LayerKind
 
 
 def _with_fewer_layers(config: Any, layers: Sequence[int]) -> Any:
     return replace(config, num_hidden_layers=len(layers))
+
+
+def _unchanged(config: Any, fields: dict[str, Any]) -> dict[str, Any]:
+    return fields
 
 
 @dataclass(frozen=True)
@@ -27,9 +31,14 @@ class Family:
         architecture: what computes it; called when it is first needed, and may import JAX.
         with_layers: ``(config, indices) -> config`` of a model with these layers alone, by which
             the memory of a step is found out; by default as many layers as there are indices.
+        write_config: ``(config, fields) -> object of config.json``, which `read_config` reads
+            back, from the fields that all families have.
         tensor_name: from a path in the parameter tree to the tensor's name in the family's files.
+        fused: by the last part of a tensor's path, such as ``"qkv_proj"``: names of the
+            projections that are its rows, in order.
+        ignored: prefixes of tensors' names that belong to parts that are not served.
         make_plan: ``(config, shapes of the leaves by path, names of the files' tensors) -> plan``,
-            where files don't hold a tensor for each leaf; None where they do.
+            where files hold neither a tensor for each leaf nor fused ones; None where they do.
     """
 
     hf_class: str
@@ -37,7 +46,10 @@ class Family:
     layer_kinds: Callable[[Any], tuple[LayerKind, ...]]
     architecture: Callable[[], Any]
     with_layers: Callable[[Any, Sequence[int]], Any] = _with_fewer_layers
+    write_config: Callable[[Any, dict[str, Any]], dict[str, Any]] = _unchanged
     tensor_name: Callable[[str], str] = tensor_name
+    fused: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    ignored: tuple[str, ...] = ()
     make_plan: Callable[[Any, Mapping[str, Shape], Collection[str]], SourcePlan] | None = None
 
     def source_plan(
@@ -46,12 +58,21 @@ class Family:
         """What each leaf is made of; arguments as of `make_plan`."""
         if self.make_plan is not None:
             return self.make_plan(config, shapes, names)
-        return one_tensor_each(shapes, names, self.tensor_name)
+        plan = one_tensor_each(shapes, names, self.tensor_name)
+        return cut_from(plan, shapes, self.fused) if self.fused else plan
 
 
 FAMILIES: dict[str, str | Family] = {
     "llama": "jaxinfer.model.families.llama",
+    "ministral3": "jaxinfer.model.families.ministral3",
+    "mistral": "jaxinfer.model.families.mistral",
+    "mistral3": "jaxinfer.model.families.mistral3",
+    "olmo2": "jaxinfer.model.families.olmo2",
+    "phi3": "jaxinfer.model.families.phi3",
+    "qwen2": "jaxinfer.model.families.qwen2",
     "qwen3": "jaxinfer.model.families.qwen3",
+    "qwen3_vl": "jaxinfer.model.families.qwen3_vl",
+    "smollm3": "jaxinfer.model.families.smollm3",
 }
 """By `model_type` of config.json: a module whose `FAMILY` it is, or the value."""
 

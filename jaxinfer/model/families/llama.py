@@ -21,13 +21,15 @@ _DEFAULTS = {"max_position_embeddings": 2048, "num_key_value_heads": None}
 _DEFAULT_ROPE_THETA = 10_000.0
 
 
-def read_config(mapping: Mapping[str, Any]) -> dict[str, Any]:
+def read_config(
+    mapping: Mapping[str, Any], default_rope_theta: float = _DEFAULT_ROPE_THETA
+) -> dict[str, Any]:
     """Arguments of `ModelConfig`. A missing ``head_dim`` is ``hidden_size / num_attention_heads``.
 
     Raises:
         ValueError: names the field that can't be read or run.
     """
-    fields = dense_fields({**_DEFAULTS, **mapping}, default_rope_theta=_DEFAULT_ROPE_THETA)
+    fields = dense_fields({**_DEFAULTS, **mapping}, default_rope_theta=default_rope_theta)
     if mapping.get("mlp_bias") is not None:
         fields["mlp_bias"] = flag("mlp_bias", mapping["mlp_bias"])
     return fields

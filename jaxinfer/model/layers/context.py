@@ -18,8 +18,9 @@ Params = Mapping[str, Any]
 Heads = tuple[jax.Array, ...]
 """Projected heads: queries ``[..., H, D]``, keys and values ``[..., K, D]``, in three arrays; with
 "mosaic" kernels possibly in a single one, ``[..., H + 2K, D]``, in this order."""
-Rotation = tuple[jax.Array, jax.Array]
-"""Cosines and sines ``[..., D]`` of each token's rotation, in the model's dtype."""
+Rotation = tuple[jax.Array, ...]
+"""Cosines and sines ``[..., D]`` of each token's rotation, in the model's dtype; behind them what a
+family's own `write_heads` reads besides, one for each token."""
 Attend = Callable[[Params, Heads], jax.Array]
 """``(attention parameters, heads) -> [..., H, D]``."""
 Tap = Callable[[str, jax.Array], None]

@@ -182,7 +182,7 @@ def project_qkv(
     The residual stream is returned summed; the heads' own norm and rotation are still to come.
     """
     config = context.config
-    own_kv = _own_kv_head(attention, config, context.axis)
+    own_kv = own_kv_head(attention, config, context.axis)
     own = {"q_proj": lambda weight: weight, "k_proj": own_kv, "v_proj": own_kv}
     linears = [linear_of(attention, name).of_outputs(select) for name, select in own.items()]
     eps, kernels = config.rms_norm_eps, context.kernels
@@ -221,11 +221,13 @@ def write_heads(
     kernels: Kernels,
 ) -> tuple[Float[Array, "T H D"], Pages]:
     """`rotate_heads` of packed tokens, and their keys and values in the pages."""
+    cos, sin = rotation
     return norm_rope_write(
         heads,
         attention.get("q_norm"),
         attention.get("k_norm"),
-        *rotation,
+        cos,
+        sin,
         pages,
         slot_mapping,
         eps=config.rms_norm_eps,
@@ -292,7 +294,7 @@ def sum_and_add(
     return add(residual, output if bias is None else rounded_add(output, bias), kernels=kernels)
 
 
-def _own_kv_head(
+def own_kv_head(
     attention: Params, config: ModelConfig, axis: TensorAxis | None
 ) -> Callable[[jax.Array], jax.Array]:
     """What selects this device's rows of k_proj and v_proj.

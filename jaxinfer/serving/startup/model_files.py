@@ -42,7 +42,7 @@ def read_model_config(
             f"longest context, {longest}; lower it, or extend the model by YaRN "
             "(rope_scaling in its config.json, or in hf_overrides)"
         )
-    return model_config
+    return model_config.for_context(config.max_model_len)
 
 
 def read_tokenizer(directory: Path | None, config: EngineConfig) -> Tokenizer | None:

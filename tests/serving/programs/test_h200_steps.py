@@ -11,6 +11,7 @@ import pytest
 
 from jaxinfer.kernels.policy import Kernels
 from jaxinfer.model.modules import abstract_params
+from jaxinfer.model.rope_scaling import RopeScaling
 from jaxinfer.model.sharding import ShardingRules
 from jaxinfer.planning.named_shapes import shape_config
 from jaxinfer.serving.compile.shared_forward import SharedForward
@@ -263,6 +264,46 @@ def test_a_llama_with_heads_of_64_has_all_kernels(key, kernels):
         model_type="llama",
     )
     _, text = _compile(key, 1, config)
+    assert hlo.mosaic_kernels(text) == {name: 4 * count for name, count in kernels.items()}
+
+
+_THREE_PRODUCTS = {**_DECODE, "medium_project": 3}
+_SEVEN_PRODUCTS = {**_DECODE, "medium_project": 7}
+_GATED = {**_THREE_PRODUCTS, "medium_gated": 1}
+# Published shapes with fewer layers, and the kernels that 64 rows launch in each of these.
+_FAMILIES = {
+    "qwen2": ((896, 4864, 14, 2, 64), {"vocab_size": 151_936}, _SOME_ROWS),  # Qwen2.5-0.5B
+    "mistral": ((5120, 14336, 32, 8, 128), {"vocab_size": 131_072}, _GATED),  # Nemo
+    "ministral3": (  # 8B
+        (4096, 14336, 32, 8, 128),
+        {"rope_scaling": RopeScaling(16.0, 16384, query_beta=0.1)},
+        _GATED,
+    ),
+    "mistral3": ((5120, 32768, 32, 8, 128), {"vocab_size": 131_072}, _THREE_PRODUCTS),  # Small 3.1
+    "smollm3": ((2048, 11008, 16, 4, 128), {"unrotated_layers": (3,)}, _GATED),
+    "phi3": ((3072, 8192, 24, 8, 128), {"partial_rotary_factor": 0.75}, _GATED),  # 4-mini
+    "olmo2": ((4096, 11008, 32, 32, 128), {"vocab_size": 100_352}, _SEVEN_PRODUCTS),  # 7B
+    "qwen3_vl": ((2048, 6144, 16, 8, 128), {}, _GATED),  # 2B
+}
+
+
+@pytest.mark.parametrize("family", _FAMILIES)
+def test_other_families_have_kernels(family):
+    sizes, changes, kernels = _FAMILIES[family]
+    hidden, intermediate, heads, kv_heads, head_dim = sizes
+    config = dataclasses.replace(
+        _CONFIG,
+        hidden_size=hidden,
+        intermediate_size=intermediate,
+        num_hidden_layers=4,
+        num_attention_heads=heads,
+        num_key_value_heads=kv_heads,
+        head_dim=head_dim,
+        eos_token_ids=(),
+        model_type=family,
+        **changes,
+    )
+    _, text = _compile(DecodeShape(64, _WIDTH), 1, config)
     assert hlo.mosaic_kernels(text) == {name: 4 * count for name, count in kernels.items()}
 
 
