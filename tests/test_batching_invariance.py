@@ -2,6 +2,7 @@
 they equal a plain loop over `forward` exactly."""
 
 import contextlib
+import dataclasses
 import itertools
 import random
 from collections.abc import Iterator
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 
 from jaxinfer import LLM, ModelConfig, SamplingParams, forward
+from jaxinfer.model.rope_scaling import RopeScaling
 from jaxinfer.model.sharding import make_mesh
 from tests.model import tiny
 
@@ -55,8 +57,12 @@ def params() -> dict:
 
 @pytest.fixture(scope="module")
 def expected(params) -> list[list[int]]:
-    """The plain loop: the whole sequence through `forward` for every token."""
-    step = jax.jit(lambda tokens: forward(params, CONFIG, tokens))
+    return _plain_loop(params, CONFIG)
+
+
+def _plain_loop(params, config) -> list[list[int]]:
+    """The whole sequence through `forward` for every token."""
+    step = jax.jit(lambda tokens: forward(params, config, tokens))
     sequences = []
     for prompt in ragged_prompts():
         tokens = list(prompt)
@@ -93,11 +99,26 @@ MATRIX = [
 ]
 
 
+# Families whose layers compute something else, and what of it is to be seen in these texts.
+FAMILIES = {
+    "qwen2": {},
+    "smollm3": {"unrotated_layers": (1,)},
+    "ministral3": {"rope_scaling": RopeScaling(2.0, 16, query_beta=0.5)},
+    "phi3": {"partial_rotary_factor": 0.75},
+    "olmo2": {},
+}
+OF_FAMILIES = [
+    pytest.param(family, *case, marks=() if case == COVERING[i] else pytest.mark.exhaustive)
+    for i, family in enumerate(FAMILIES)
+    for case in COVERING
+]
+
+
 @contextlib.contextmanager
-def _engine(params, devices=1, **settings) -> Iterator[LLM]:
+def _engine(params, devices=1, config=CONFIG, **settings) -> Iterator[LLM]:
     with LLM(
         params=params,
-        config=CONFIG,
+        config=config,
         mesh=make_mesh(devices),
         dtype="float32",
         max_model_len=MAX_MODEL_LEN,
@@ -127,9 +148,27 @@ def test_without_the_full_matrix_all_pairs_of_settings_are_tried():
 def test_greedy_tokens_equal_a_plain_loop_over_forward(
     params, expected, block_size, budget, prefix_caching, tight, devices
 ):
+    _check(params, CONFIG, expected, block_size, budget, prefix_caching, tight, devices)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("family", "block_size", "budget", "prefix_caching", "tight", "devices"), OF_FAMILIES
+)
+def test_greedy_tokens_of_other_families_equal_a_plain_loop(
+    family, block_size, budget, prefix_caching, tight, devices
+):
+    config = dataclasses.replace(CONFIG, model_type=family, **FAMILIES[family])
+    params = tiny.params(config)
+    expected = _plain_loop(params, config)
+    _check(params, config, expected, block_size, budget, prefix_caching, tight, devices)
+
+
+def _check(params, config, expected, block_size, budget, prefix_caching, tight, devices) -> None:
     with _engine(
         params,
         devices,
+        config,
         block_size=block_size,
         num_kv_blocks=1 + 14 * MAX_MODEL_LEN // block_size,
         max_num_batched_tokens=budget,

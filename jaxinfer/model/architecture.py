@@ -19,7 +19,7 @@ from jaxinfer.kernels.matmul.op import ResidualStream
 from jaxinfer.kernels.policy import Kernels
 from jaxinfer.model import rope
 from jaxinfer.model.config import ModelConfig
-from jaxinfer.model.families.family import family_of
+from jaxinfer.model.families.table import family_of
 from jaxinfer.model.layer_kind import LayerKind
 from jaxinfer.model.layers import decoder, two_batch_overlap
 from jaxinfer.model.layers.context import Heads, LayerContext, Params, Rotation

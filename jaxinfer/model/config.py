@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxinfer.errors import ModelLoadError
-from jaxinfer.model.families.family import family_of, family_of_file
+from jaxinfer.model.families.table import family_of, family_of_file
 from jaxinfer.model.field_checks import flag, positive, whole_number
 from jaxinfer.model.hf_config import DTYPES, SIZE_LIMITS, read_config_file
 from jaxinfer.model.longrope import LongRopeScaling

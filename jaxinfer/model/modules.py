@@ -14,7 +14,7 @@ from jax.typing import DTypeLike
 
 from jaxinfer.model.checkpoint.parameter_names import unflatten
 from jaxinfer.model.config import ModelConfig
-from jaxinfer.model.families.family import family_of
+from jaxinfer.model.families.table import family_of
 from jaxinfer.model.int8_params import quantize_params
 from jaxinfer.model.layer_kind import LayerKind
 from jaxinfer.model.quantization import SCALE, WEIGHT

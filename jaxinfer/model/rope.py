@@ -27,7 +27,8 @@ def cos_sin(
         as Hugging Face does. Dimension ``i`` and ``i + D / 2`` form a pair and share an angle.
         Where only a part of each head rotates, D is the number of these dimensions.
     """
-    frequencies, scale = rope_frequencies(config.rotary_dim, config.rope_theta, config.rope_scaling)
+    rotating = int(config.head_dim * config.partial_rotary_factor)
+    frequencies, scale = rope_frequencies(rotating, config.rope_theta, config.rope_scaling)
     angles = positions.astype(jnp.float32)[..., None] * jnp.asarray(frequencies)
     angles = jnp.concatenate([angles, angles], axis=-1)
     return narrow(jnp.cos(angles) * scale, dtype), narrow(jnp.sin(angles) * scale, dtype)

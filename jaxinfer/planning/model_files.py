@@ -7,7 +7,7 @@ from typing import Any
 from jaxinfer.checks import show
 from jaxinfer.errors import ModelLoadError
 from jaxinfer.model.config import ModelConfig
-from jaxinfer.model.families.family import FAMILIES
+from jaxinfer.model.families.table import FAMILIES
 from jaxinfer.model.field_checks import whole_number
 from jaxinfer.model.hf_config import dense_fields, read_config_file
 from jaxinfer.planning.named_shapes import NAMED_SHAPES, find_shape

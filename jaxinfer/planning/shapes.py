@@ -6,7 +6,7 @@ from typing import Any
 
 from jaxinfer.config import KVCacheDType
 from jaxinfer.model.config import ModelConfig
-from jaxinfer.model.families.family import FAMILIES, family_of
+from jaxinfer.model.families.table import FAMILIES, family_of
 from jaxinfer.model.field_checks import indivisible_sizes
 from jaxinfer.model.layer_kind import ATTENTION_PROJECTIONS, MLP_PROJECTIONS, LayerKind
 from jaxinfer.model.quantization import Int8Weights

@@ -8,7 +8,7 @@ from typing import Any
 
 from jaxinfer.model.architecture import abstract_params
 from jaxinfer.model.config import ModelConfig
-from jaxinfer.model.families.family import family_of
+from jaxinfer.model.families.table import family_of
 from jaxinfer.model.quantization import is_scale, plain_leaves
 from jaxinfer.rollouts.sources import (
     LAYER,

@@ -18,7 +18,7 @@ from jaxinfer.kernels.norms.xla import _rotate, _write
 from jaxinfer.kernels.policy import XLA
 from jaxinfer.model.architecture import abstract_params, architecture_of, dense_decoder
 from jaxinfer.model.families import qwen3
-from jaxinfer.model.families.family import FAMILIES
+from jaxinfer.model.families.table import FAMILIES
 from jaxinfer.model.layer_kind import LayerKind
 from jaxinfer.model.layers.context import LayerContext
 from jaxinfer.model.rope import apply_rope

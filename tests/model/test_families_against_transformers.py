@@ -10,7 +10,7 @@ import pytest
 from jaxinfer import LLM, ModelConfig, SamplingParams, forward
 from jaxinfer.model.checkpoint.parameter_names import flatten, tensor_name, unflatten
 from jaxinfer.model.checkpoint.weights import load_params, save_params
-from jaxinfer.model.families.family import family_of
+from jaxinfer.model.families.table import family_of
 from jaxinfer.planning.operations import count_parameters, weight_bytes_per_device
 from jaxinfer.planning.shapes import shape_of
 from jaxinfer.rollouts.mapping import ParamsMapping

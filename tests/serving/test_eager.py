@@ -9,7 +9,7 @@ import pytest
 
 from jaxinfer import LLM, SamplingParams
 from jaxinfer.model.architecture import architecture_of
-from jaxinfer.model.families.family import FAMILIES, family_of
+from jaxinfer.model.families.table import FAMILIES, family_of
 from jaxinfer.model.sharding import make_mesh
 from tests.serving.small_llm import CONFIG, PROMPTS, ids, small_llm, small_params
 

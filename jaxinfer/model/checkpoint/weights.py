@@ -23,7 +23,7 @@ from jaxinfer.model.checkpoint.safetensors_file import TensorEntry, write_file
 from jaxinfer.model.checkpoint.source_plan import FLOATS, Source, check_plan
 from jaxinfer.model.checkpoint.weight_files import INDEX_FILE, SINGLE_FILE, tensor_entries
 from jaxinfer.model.config import ModelConfig
-from jaxinfer.model.families.family import family_of
+from jaxinfer.model.families.table import family_of
 from jaxinfer.model.quantization import SCALE, WEIGHT, is_scale, plain_leaves, saved_name
 from jaxinfer.model.sharding import ShardingRules
 

@@ -1,11 +1,9 @@
-"""What a model family is, and the table of all of them. Nothing here imports JAX."""
+"""What a model family is. Nothing here imports JAX."""
 
-import importlib
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from jaxinfer.checks import show
 from jaxinfer.model.checkpoint.parameter_names import tensor_name
 from jaxinfer.model.checkpoint.source_plan import Shape, SourcePlan, cut_from, one_tensor_each
 from jaxinfer.model.layer_kind import LayerKind
@@ -60,51 +58,3 @@ class Family:
             return self.make_plan(config, shapes, names)
         plan = one_tensor_each(shapes, names, self.tensor_name)
         return cut_from(plan, shapes, self.fused) if self.fused else plan
-
-
-FAMILIES: dict[str, str | Family] = {
-    "llama": "jaxinfer.model.families.llama",
-    "ministral3": "jaxinfer.model.families.ministral3",
-    "mistral": "jaxinfer.model.families.mistral",
-    "mistral3": "jaxinfer.model.families.mistral3",
-    "olmo2": "jaxinfer.model.families.olmo2",
-    "phi3": "jaxinfer.model.families.phi3",
-    "qwen2": "jaxinfer.model.families.qwen2",
-    "qwen3": "jaxinfer.model.families.qwen3",
-    "qwen3_vl": "jaxinfer.model.families.qwen3_vl",
-    "smollm3": "jaxinfer.model.families.smollm3",
-}
-"""By `model_type` of config.json: a module whose `FAMILY` it is, or the value."""
-
-
-def family_of(model_type: str) -> Family:
-    """The family with this name.
-
-    Raises:
-        ValueError: there is none; the message lists the names.
-    """
-    if model_type not in FAMILIES:
-        known = ", ".join(sorted(FAMILIES))
-        raise ValueError(f"model_type is {show(model_type)}; families: {known}")
-    found = FAMILIES[model_type]
-    return found if isinstance(found, Family) else importlib.import_module(found).FAMILY
-
-
-def family_of_file(mapping: Mapping[str, Any]) -> tuple[str, Family]:
-    """The name and the family that an object of config.json asks for.
-
-    Raises:
-        ValueError: it names none of them, or another class than the family's; lists the classes.
-    """
-    name = mapping.get("model_type")
-    if not isinstance(name, str) or name not in FAMILIES:
-        named = "has no model_type" if name is None else f"model_type is {show(name)}"
-        if mapping.get("vision_config") is not None:
-            named += ", a multimodal model"
-        classes = ", ".join(family_of(each).hf_class for each in sorted(FAMILIES))
-        raise ValueError(f"{named} (supported architectures: {classes})")
-    family, architectures = family_of(name), mapping.get("architectures")
-    is_listed = isinstance(architectures, list) and family.hf_class in architectures
-    if architectures is not None and not is_listed:
-        raise ValueError(f"architectures is {show(architectures)} (supported: {family.hf_class})")
-    return name, family

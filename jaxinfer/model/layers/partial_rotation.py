@@ -27,7 +27,7 @@ def write_heads(
     Kernels pair the halves of whole heads. Where a part rotates, XLA does it before, and the kernel
     only writes: its own rotation is the one that turns nothing.
     """
-    if config.rotary_dim == config.head_dim:
+    if rotation[0].shape[-1] == config.head_dim:
         return decoder.write_heads(attention, heads, rotation, pages, slot_mapping, config, kernels)
     q, k, v = heads if len(heads) == 3 else _split(heads[0], pages.k.shape[2])
     with jax.named_scope("rope_and_write"):

@@ -11,7 +11,7 @@ from jax.sharding import NamedSharding
 
 from jaxinfer.kernels.attention.kv_cache_spec import KVCacheSpec, LayerPages
 from jaxinfer.kernels.attention.pages import Pages
-from jaxinfer.model.families.family import family_of
+from jaxinfer.model.families.table import family_of
 from jaxinfer.model.layer_kind import LayerKind
 from jaxinfer.model.sharding import kv_pages_spec, logits_spec, num_page_heads
 from jaxinfer.serving.programs.peer_buffers import describe_peers

@@ -14,7 +14,7 @@ from jaxinfer.model.checkpoint.safetensors_file import read_header, write_file
 from jaxinfer.model.checkpoint.source_plan import Source, Tensor, one_tensor_each
 from jaxinfer.model.checkpoint.weights import load_params
 from jaxinfer.model.families import qwen3
-from jaxinfer.model.families.family import FAMILIES
+from jaxinfer.model.families.table import FAMILIES
 from jaxinfer.model.int8_params import quantize_params, quantize_weight
 from jaxinfer.model.modules import abstract_params
 from jaxinfer.model.quantization import Int8Weights

@@ -10,7 +10,7 @@ import pytest
 
 from jaxinfer.kernels.policy import Kernels
 from jaxinfer.model.families import qwen3
-from jaxinfer.model.families.family import FAMILIES
+from jaxinfer.model.families.table import FAMILIES
 from jaxinfer.model.sharding import ShardingRules, make_mesh
 from jaxinfer.sampling_params import SamplingParams
 from jaxinfer.serving.programs import steps
