@@ -14,6 +14,7 @@ from jaxinfer.server.openai.answering.common import id_header, json_answer, new_
 from jaxinfer.server.openai.answering.content_logprobs import ContentLogprobs
 from jaxinfer.server.openai.answering.conversation import conversation_job
 from jaxinfer.server.openai.answering.plan import plan_answer
+from jaxinfer.server.openai.answering.thinking import wish_of_effort
 from jaxinfer.server.openai.answering.usage import UsageCount
 from jaxinfer.server.openai.errors import ApiError, client_errors
 from jaxinfer.server.openai.front import Front, Outputs, finals, front_of
@@ -22,7 +23,7 @@ from jaxinfer.server.openai.protocol.responses.answer import ResponsesAnswer
 from jaxinfer.server.openai.protocol.responses.body import ResponsesBody
 from jaxinfer.server.openai.route import ApiRoute
 from jaxinfer.server.openai.routes.response_events import ResponseEvents, whole_answer
-from jaxinfer.server.openai.sse import EventStream, encode
+from jaxinfer.server.openai.sse import EventStream, named_event
 
 router = APIRouter(route_class=ApiRoute)
 
@@ -51,7 +52,7 @@ async def respond(body: ResponsesBody, request: Request) -> Response:
         answer["id"],
         front,
         field="input",
-        effort=body.effort,
+        thinking=wish_of_effort(body.effort),
         limit=_prompt_limit(body, front),
     )
     logprobs = ContentLogprobs(body.num_logprobs, front.engine.tokenizer, job.answer)
@@ -161,4 +162,4 @@ async def _events(
 def _error_event(error: ApiError) -> bytes:
     details = error.body["error"]
     value = {"type": "error", **details, "code": details["code"] or details["type"]}
-    return b"event: error\ndata: " + encode(value) + b"\n\n"
+    return named_event("error", value)
