@@ -18,7 +18,7 @@ import jaxinfer
 from jaxinfer import __main__
 
 ROOT = Path(jaxinfer.__file__).parent
-COMMANDS = {"generate", "chat", "bench", "convert", "serve", "env", "plan", "profile"}
+COMMANDS = {"generate", "chat", "bench", "convert", "serve", "launch", "env", "plan", "profile"}
 COMMANDS |= {"__main__"}
 ROOMS = (
     "basis",

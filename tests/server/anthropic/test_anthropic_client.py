@@ -1,6 +1,8 @@
 """Anthropic's own client against a real server."""
 
 import inspect
+import re
+from pathlib import Path
 
 import pytest
 
@@ -138,3 +140,11 @@ def test_every_parameter_of_the_client_is_taken_or_refused_by_name(api):
     for name, value in REFUSED.items():
         with pytest.raises(anthropic.BadRequestError, match=f"{name}: "):
             api.beta.messages.create(**FIELDS, **({name: value} if name in known else {}))
+
+
+def test_the_example_of_the_docs(port, capsys):
+    page = (Path(__file__).parents[3] / "docs" / "serving.md").read_text()
+    (block,) = [b for b in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "anthropic" in b]
+    block = block.replace("8000", str(port)).replace("KEY or anything", "sesame")
+    exec(block.replace('"jaxinfer"', '"tiny"'), {})  # our own page
+    assert capsys.readouterr().out

@@ -122,7 +122,7 @@ PARTS = st.sampled_from(
 )
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=60, deadline=None, database=None, suppress_health_check=list(HealthCheck))
 @given(
     parts=st.lists(PARTS | TEXTS, max_size=6),
     length=st.integers(1, 9),
