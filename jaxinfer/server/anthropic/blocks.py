@@ -54,19 +54,19 @@ class ToolUseBlock(_Block):
     input: dict[str, Any]
 
 
-def as_blocks(content: Any) -> Any:
+def _as_blocks(content: Any) -> Any:
     """A text as the one block that it stands for."""
     return [{"type": "text", "text": content}] if isinstance(content, str) else content
 
 
-def _check_result(content: Any) -> Any:
-    if isinstance(content, list):
-        _check_kinds(content, ("text",), "of the result")
-    return as_blocks(content)
+def _as_texts(content: Any) -> Any:
+    """Blocks of text; the first of another type is named."""
+    _check_kinds(content, ("text",), "of texts")
+    return _as_blocks(content)
 
 
 Texts = Annotated[
-    list[TextBlock], BeforeValidator(as_blocks, json_schema_input_type=str | list[TextBlock])
+    list[TextBlock], BeforeValidator(_as_texts, json_schema_input_type=str | list[TextBlock])
 ]
 """A text, or blocks of text."""
 
@@ -76,13 +76,7 @@ class ToolResultBlock(_Block):
 
     type: Literal["tool_result"]
     tool_use_id: str
-    content: (
-        Annotated[
-            list[TextBlock],
-            BeforeValidator(_check_result, json_schema_input_type=str | list[TextBlock]),
-        ]
-        | None
-    ) = None
+    content: Texts | None = None
     is_error: bool | None = None
 
     @property
@@ -105,7 +99,7 @@ class Message(Body):
 
     role: Literal["user", "assistant", "system"]
     content: Annotated[
-        list[Block], BeforeValidator(as_blocks, json_schema_input_type=str | list[Block])
+        list[Block], BeforeValidator(_as_blocks, json_schema_input_type=str | list[Block])
     ]
 
     @model_validator(mode="before")
@@ -115,13 +109,13 @@ class Message(Body):
         if isinstance(message, Mapping):
             role, content = message.get("role"), message.get("content")
             kinds = _KINDS.get(role) if isinstance(role, str) else None
-            if kinds is not None and isinstance(content, list):
+            if kinds is not None:
                 _check_kinds(content, kinds, f"of the role {role!r}")
         return message
 
 
-def _check_kinds(blocks: Sequence[Any], known: Sequence[str], place: str) -> None:
-    for i, block in enumerate(blocks):
+def _check_kinds(blocks: Any, known: Sequence[str], place: str) -> None:
+    for i, block in enumerate(blocks if isinstance(blocks, list) else ()):
         kind = block.get("type") if isinstance(block, dict) else None
         if isinstance(kind, str) and kind not in known:
             why = f"blocks {place} are {', '.join(known)}"

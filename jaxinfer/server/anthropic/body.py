@@ -97,8 +97,8 @@ class OutputConfig(Body):
     format: OutputFormat | None = None
 
 
-class PromptFields(Body):
-    """The fields that make the prompt."""
+class PromptBody(Body):
+    """A request to count the tokens of a prompt, and the fields that make one."""
 
     model: str | None = Field(None, description="A served name; left out, the one there is.")
     messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES)]
@@ -170,11 +170,7 @@ class PromptFields(Body):
         return turns_of(self.system or (), self.messages)
 
 
-class CountBody(PromptFields):
-    """A request to count a prompt's tokens."""
-
-
-class MessagesBody(RequestFields, PromptFields):
+class MessagesBody(RequestFields, PromptBody):
     """A request for the next turn of a conversation."""
 
     hints: ClassVar = {

@@ -1,21 +1,23 @@
 """The routes `POST /v1/messages` and `POST /v1/messages/count_tokens`."""
 
 import functools
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import Any
 
 from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from jaxinfer.outputs import CompletionOutput, Piece, Reasoning
+from jaxinfer.outputs import CompletionOutput, Piece
 from jaxinfer.sampling_params import RequestOutputKind, SamplingParams
 from jaxinfer.server.anthropic.answer import MessageAnswer, TokenCount
-from jaxinfer.server.anthropic.body import CountBody, MessagesBody, PromptFields
+from jaxinfer.server.anthropic.body import MessagesBody, PromptBody
 from jaxinfer.server.anthropic.errors import ERRORS, error_event
-from jaxinfer.server.anthropic.events import PING, MessageEvents, usage_of, whole_answer
-from jaxinfer.server.openai.answering.common import id_header, json_answer, new_id, pieces_of
+from jaxinfer.server.anthropic.events import PING, MessageEvents, whole_answer
 from jaxinfer.server.openai.answering.conversation import conversation_job, conversation_text
+from jaxinfer.server.openai.answering.head import new_id
+from jaxinfer.server.openai.answering.json_answer import id_header, json_answer
+from jaxinfer.server.openai.answering.pieces import shown_pieces
 from jaxinfer.server.openai.answering.plan import AnswerPlan, plan_answer
 from jaxinfer.server.openai.answering.usage import UsageCount
 from jaxinfer.server.openai.errors import ApiError, client_errors, invalid
@@ -43,6 +45,7 @@ async def create_message(body: MessagesBody, request: Request) -> Response:
     with client_errors(MessagesBody.model_fields, lambda word: _NAMES.get(word, word)):
         params = _params(body, front)
     turns = body.turns()
+    continued = _continued(turns)
     job = await conversation_job(
         body,
         turns,
@@ -53,11 +56,12 @@ async def create_message(body: MessagesBody, request: Request) -> Response:
         field="messages",
         thinking=body.thinking_wish,
         limit=None,
-        **_ending(turns),
+        final_message=continued,
+        continue_final_message=continued is not None,
     )
     answer = _begun_answer(job, front)
     is_shown = body.thinking is None or body.thinking.display != "omitted"
-    pieces = functools.partial(_shown_pieces, shows_thinking=is_shown)
+    pieces = functools.partial(shown_pieces, shows_reasoning=is_shown)
     count = UsageCount(has_reasoning=plan.reasoning_parser is not None)
     outputs = await front.start([job])
     if body.stream:
@@ -84,21 +88,19 @@ async def create_message(body: MessagesBody, request: Request) -> Response:
     response_model=None,
     responses={200: {"model": TokenCount}, **ERRORS},
 )
-async def count_tokens(body: CountBody, request: Request) -> Response:
+async def count_tokens(body: PromptBody, request: Request) -> Response:
     """The number of tokens of a prompt, also of one that is longer than the model takes."""
     front = front_of(request)
     front.check_model(body.model)
     body.check_prompt()
     turns = body.turns()
-    ending = _ending(turns)
-    ending.pop("final_message", None)
     text = await conversation_text(
         turns,
         front,
         body.thinking_wish,
         body.chat_template_kwargs,
         tools=_plan(body, front).tools,
-        **ending,
+        continue_final_message=_continued(turns) is not None,
     )
     tokenizer = front.prompts.tokenizer
     token_ids = await front.prompts.on_thread(
@@ -107,7 +109,7 @@ async def count_tokens(body: CountBody, request: Request) -> Response:
     return json_answer(TokenCount(input_tokens=len(token_ids)))
 
 
-def _plan(body: PromptFields, front: Front) -> AnswerPlan:
+def _plan(body: PromptBody, front: Front) -> AnswerPlan:
     return plan_answer(front, body.tools or (), body.choice, body.parallel)
 
 
@@ -122,20 +124,20 @@ def _params(body: MessagesBody, front: Front) -> SamplingParams:
     )
 
 
-def _ending(turns: list[dict[str, Any]]) -> dict[str, Any]:
-    """How the prompt ends: where the last turn is the assistant's, the answer continues its text.
+def _continued(turns: list[dict[str, Any]]) -> str | None:
+    """The text that the answer continues, where the last turn is the assistant's.
 
     Raises:
         ApiError: 400: that turn has calls, or no text.
     """
     last = turns[-1]
     if last["role"] != "assistant":
-        return {}
+        return None
     if last.get("tool_calls"):
         raise invalid("messages: the last one has calls; send their tool_result", "messages")
     if not last["content"]:
         raise invalid("messages: the last one has no text to continue", "messages")
-    return {"continue_final_message": True, "final_message": last["content"]}
+    return last["content"]
 
 
 def _begun_answer(job: Job, front: Front) -> MessageAnswer:
@@ -148,20 +150,13 @@ def _begun_answer(job: Job, front: Front) -> MessageAnswer:
         "content": [],
         "stop_reason": None,
         "stop_sequence": None,
-        "usage": usage_of(
-            {
-                "prompt_tokens": len(job.prompt.token_ids),
-                "completion_tokens": 0,
-                "total_tokens": len(job.prompt.token_ids),
-                "prompt_tokens_details": {"cached_tokens": 0},
-            }
-        ),
+        "usage": {
+            "input_tokens": len(job.prompt.token_ids),
+            "cache_creation_input_tokens": 0,
+            "cache_read_input_tokens": 0,
+            "output_tokens": 0,
+        },
     }
-
-
-def _shown_pieces(completion: CompletionOutput, *, shows_thinking: bool) -> list[Piece]:
-    pieces = pieces_of(completion)
-    return [each for each in pieces if shows_thinking or not isinstance(each, Reasoning)]
 
 
 def _check_end(completion: CompletionOutput) -> None:
@@ -177,7 +172,7 @@ def _check_end(completion: CompletionOutput) -> None:
 async def _events(
     outputs: Outputs,
     answer: MessageAnswer,
-    pieces: Callable[[CompletionOutput], list[Piece]],
+    pieces: Callable[[CompletionOutput], Sequence[Piece]],
     count: UsageCount,
 ) -> AsyncGenerator[bytes]:
     events = MessageEvents(answer)

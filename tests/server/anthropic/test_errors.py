@@ -59,7 +59,7 @@ WRONG = [
     (said(CALLED, role="assistant"), "messages: the last one has calls; send their tool_result"),
     (said({"type": "redacted_thinking"}, role="assistant"), "messages: the last one has no text"),
     ({"system": 3}, "system: Input should be a valid list"),
-    ({"system": [IMAGE]}, "system[0].type: Input should be 'text'"),
+    ({"system": [IMAGE]}, "system: block 0 is of type 'image'; this model reads text alone"),
     (
         {"tools": [{"type": "web_search_20250305", "name": "web_search"}]},
         "tools: tool 0 ('web_search') is of type 'web_search_20250305'; this server runs no tools",

@@ -10,8 +10,9 @@ from starlette.responses import Response
 from jaxinfer.outputs import RequestOutput
 from jaxinfer.sampling_params import RequestOutputKind, SamplingParams
 from jaxinfer.server.openai.answering.chunks import Chunks
-from jaxinfer.server.openai.answering.common import head, id_header, json_answer
 from jaxinfer.server.openai.answering.conversation import conversation_job
+from jaxinfer.server.openai.answering.head import head
+from jaxinfer.server.openai.answering.json_answer import id_header, json_answer
 from jaxinfer.server.openai.answering.plan import plan_answer
 from jaxinfer.server.openai.answering.thinking import wish_of_effort
 from jaxinfer.server.openai.answering.usage import UsageCount

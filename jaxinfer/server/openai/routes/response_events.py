@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, cast
 
 from jaxinfer.outputs import CallArguments, CallStart, Content, Piece, Reasoning
-from jaxinfer.server.openai.answering.common import new_id
+from jaxinfer.server.openai.answering.head import new_id
 from jaxinfer.server.openai.protocol.answers import Usage
 from jaxinfer.server.openai.protocol.chat import TokenLogprob
 from jaxinfer.server.openai.protocol.responses.answer import OutputItem, ResponsesAnswer

@@ -2,17 +2,19 @@
 
 import functools
 import time
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 
 from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from jaxinfer.outputs import CompletionOutput, Piece, Reasoning
+from jaxinfer.outputs import CompletionOutput, Piece
 from jaxinfer.sampling_params import RequestOutputKind, SamplingParams
-from jaxinfer.server.openai.answering.common import id_header, json_answer, new_id, pieces_of
 from jaxinfer.server.openai.answering.content_logprobs import ContentLogprobs
 from jaxinfer.server.openai.answering.conversation import conversation_job
+from jaxinfer.server.openai.answering.head import new_id
+from jaxinfer.server.openai.answering.json_answer import id_header, json_answer
+from jaxinfer.server.openai.answering.pieces import shown_pieces
 from jaxinfer.server.openai.answering.plan import plan_answer
 from jaxinfer.server.openai.answering.thinking import wish_of_effort
 from jaxinfer.server.openai.answering.usage import UsageCount
@@ -56,7 +58,7 @@ async def respond(body: ResponsesBody, request: Request) -> Response:
         limit=_prompt_limit(body, front),
     )
     logprobs = ContentLogprobs(body.num_logprobs, front.engine.tokenizer, job.answer)
-    pieces = functools.partial(_shown_pieces, shows_reasoning=body.include_reasoning is not False)
+    pieces = functools.partial(shown_pieces, shows_reasoning=body.include_reasoning is not False)
     count = UsageCount(has_reasoning=plan.reasoning_parser is not None)
     outputs = await front.start([job])
     if body.stream:
@@ -131,16 +133,10 @@ def _in_progress(body: ResponsesBody, params: SamplingParams, front: Front) -> R
     }
 
 
-def _shown_pieces(completion: CompletionOutput, *, shows_reasoning: bool) -> list[Piece]:
-    """The pieces of an answer that the client wants to see."""
-    pieces = pieces_of(completion)
-    return [each for each in pieces if shows_reasoning or not isinstance(each, Reasoning)]
-
-
 async def _events(
     outputs: Outputs,
     answer: ResponsesAnswer,
-    pieces: Callable[[CompletionOutput], list[Piece]],
+    pieces: Callable[[CompletionOutput], Sequence[Piece]],
     logprobs: ContentLogprobs,
     count: UsageCount,
 ) -> AsyncGenerator[bytes]:
