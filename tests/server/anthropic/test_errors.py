@@ -3,6 +3,7 @@
 import pytest
 
 from jaxinfer.errors import MissingPackageError, QueueFullError, ShuttingDownError, StepError
+from jaxinfer.outputs import CompletionOutput, RequestOutput
 from jaxinfer.server.anthropic.body import MessagesBody
 from tests.server.anthropic.streams import events_of
 from tests.server.anthropic.test_messages import BODY, CITY, PATH, USER, WEATHER
@@ -145,8 +146,6 @@ def test_errors_of_the_engine_have_anthropics_statuses(engine, make_client, erro
 
 
 def test_an_error_in_mid_stream_is_its_last_event(engine, make_client):
-    from jaxinfer.outputs import CompletionOutput, RequestOutput
-
     part = RequestOutput("1", None, [1], [CompletionOutput(0, "Ye", [5])])
     client = make_client(FakeEngine(engine, part, StepError("it broke")))
     answer = client.post(PATH, {**BODY, "stream": True})

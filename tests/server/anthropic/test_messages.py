@@ -1,5 +1,7 @@
 """`/v1/messages`: blocks in, blocks out, and the events of a stream in order."""
 
+import asyncio
+
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -7,10 +9,12 @@ from hypothesis import strategies as st
 from jaxinfer.outputs import CompletionOutput, RequestOutput
 from jaxinfer.server.anthropic.body import MessagesBody
 from jaxinfer.server.anthropic.events import input_of
+from jaxinfer.server.telemetry.telemetry import Telemetry
 from tests.server.anthropic.streams import events_of, kinds_of, put_together, without_ids
 from tests.server.openai.fake_engine import FakeEngine
 from tests.server.openai.scripted import ScriptedEngine
 from tests.server.openai.test_client_fields import LongEngine
+from tests.server.telemetry.scrape import samples
 
 PATH = "/v1/messages"
 USER = {"role": "user", "content": "hello"}
@@ -430,12 +434,22 @@ def test_an_answer_that_the_server_ends_is_an_error(engine, make_client):
     assert (last["type"], last["error"]["type"]) == ("error", "overloaded_error")
 
 
+def test_requests_are_counted_as_all_others(make_client):
+    client = make_client(telemetry=Telemetry("tiny"))
+    usages = [client.post(PATH, {**BODY, "system": "S"}).json()["usage"]]
+    streamed = client.post(PATH, {**BODY, "max_tokens": 9, "stream": True})
+    usages.append(put_together(events_of(streamed.text))["usage"])
+    counted = samples(client.get("/metrics").content)
+    prompt = sum(each["input_tokens"] + each["cache_read_input_tokens"] for each in usages)
+    assert counted["prompt_tokens_total",] == prompt
+    assert counted["generation_tokens_total",] == sum(each["output_tokens"] for each in usages)
+    assert counted["time_to_first_token_seconds_count",] == 2
+
+
 class Waiting(ScriptedEngine):
     """Takes a while before its first token."""
 
     async def generate(self, *args, **options):
-        import asyncio
-
         await asyncio.sleep(0.3)
         async for output in super().generate(*args, **options):
             yield output

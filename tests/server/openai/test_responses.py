@@ -4,7 +4,10 @@ import json
 
 import pytest
 
+from jaxinfer.errors import StepError
+from jaxinfer.outputs import CompletionOutput, RequestOutput
 from jaxinfer.server.openai.protocol.responses.body import ResponsesBody
+from tests.server.openai.fake_engine import FakeEngine
 from tests.server.openai.scripted import ScriptedEngine
 
 BODY = {
@@ -37,6 +40,20 @@ def respond(client, **fields):
 
 def text_of(answer):
     return answer["output"][0]["content"][0]["text"]
+
+
+def test_an_error_in_mid_stream_fails_the_response(engine, make_client):
+    part = RequestOutput("1", None, [1], [CompletionOutput(0, "Ye", [5])])
+    client = make_client(FakeEngine(engine, part, StepError("it broke")))
+    blocks = respond(client, stream=True).text.strip().split("\n\n")[-2:]
+    error, failed = (json.loads(block.partition("\ndata: ")[2]) for block in blocks)
+    assert (error["type"], error["code"], error["message"]) == (
+        "error",
+        "engine_error",
+        "it broke",
+    )
+    assert (failed["type"], failed["response"]["status"]) == ("response.failed", "failed")
+    assert failed["response"]["error"] == {"code": "engine_error", "message": "it broke"}
 
 
 def test_an_answer_says_why_it_ended(client):

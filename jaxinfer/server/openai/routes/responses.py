@@ -68,7 +68,7 @@ async def respond(body: ResponsesBody, request: Request) -> Response:
             outputs,
             keep_alive_seconds=front.settings.keep_alive_seconds,
             headers=id_header(body.request_id),
-            error_event=_error_event,
+            error_event=functools.partial(_failure_events, answer=answer),
         )
     (output,) = await finals(outputs)
     count.add(0, output)
@@ -155,7 +155,12 @@ async def _events(
         yield event
 
 
-def _error_event(error: ApiError) -> bytes:
+def _failure_events(error: ApiError, answer: ResponsesAnswer) -> bytes:
+    """The last events after an error: the error itself, and the answer that has failed by it."""
     details = error.body["error"]
-    value = {"type": "error", **details, "code": details["code"] or details["type"]}
-    return named_event("error", value)
+    code = details["code"] or details["type"]
+    why = {"code": code, "message": details["message"]}
+    failed = {**answer, "status": "failed", "error": why}
+    return named_event("error", {**details, "code": code, "type": "error"}) + named_event(
+        "response.failed", {"type": "response.failed", "response": failed}
+    )
