@@ -135,11 +135,14 @@ def _served(flags: argparse.Namespace, target: Target) -> ServedName:
         ValueError: it has another one than the flags ask for, or refuses.
         OSError: it does not answer.
     """
-    models = {
-        each["id"]: each.get("max_model_len") for each in get_json(target, "/v1/models")["data"]
-    }
+    listed = get_json(target, "/v1/models")
+    try:
+        models = {each["id"]: each.get("max_model_len") for each in listed["data"]}
+        first = next(iter(models))
+    except (AttributeError, KeyError, StopIteration, TypeError):
+        raise ValueError(f"{target.url}/v1/models lists no model") from None
     wanted = getattr(flags, "served_model_names", None) or [getattr(flags, "model", None)]
-    name = wanted[0] or next(iter(models))
+    name = wanted[0] or first
     if name not in models:
         raise ValueError(
             f"{target.url} serves {', '.join(models)}, not {name}; leave out the name, or choose "

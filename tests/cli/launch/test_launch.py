@@ -143,6 +143,8 @@ def test_a_key_reaches_the_program(installed, monkeypatch, is_flag):
     [
         (["--model", "Qwen/Qwen3-8B"], models, "serves toy, other, not Qwen/Qwen3-8B; leave out"),
         ([], lambda *_: (404, [b"{}"]), "/health answers HTTP 404, so that is no server of models"),
+        ([], lambda *_: (200, [b"{}"]), "/v1/models lists no model"),
+        ([], lambda *_: (200, [b'{"data": []}']), "/v1/models lists no model"),
         (["--uds", "/tmp/x"], models, "leave out --uds and --port 0"),
     ],
 )
@@ -278,7 +280,7 @@ def test_what_ends_the_command_ends_program_and_server(installed, number, status
 
 
 def test_ctrl_c_is_the_programs_own(installed):
-    file = installed("claude", "import time; time.sleep(0.7); sys.exit(5)")
+    file = installed("claude", "import time; time.sleep(0.4); sys.exit(5)")
     command = [sys.executable, "-c", _LAUNCH.format(server=_SERVER, port=str(free_port()))]
     process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
     wait_for_children(process, file)

@@ -3,12 +3,9 @@
 import asyncio
 
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from jaxinfer.outputs import CompletionOutput, RequestOutput
 from jaxinfer.server.anthropic.body import MessagesBody
-from jaxinfer.server.anthropic.events import input_of
 from jaxinfer.server.telemetry.telemetry import Telemetry
 from tests.server.anthropic.streams import events_of, kinds_of, put_together, without_ids
 from tests.server.openai.fake_engine import FakeEngine
@@ -118,49 +115,6 @@ def test_a_stream_is_the_answer_in_events(engine, make_client):
     assert first["usage"]["input_tokens"] > 100
     inputs = {e["content_block"]["id"] for e in events if "id" in e.get("content_block", {})}
     assert len(inputs) == 2
-
-
-TEXTS = st.text(alphabet="ab{}<>/\n\"' 東👨\u200d\ufffd", max_size=8)
-PARTS = st.sampled_from(
-    ["<think>\n", "</think>\n\n", "I look.", CALL, CALL[:40], CALL[:-14], "<tool_call>", '"}}']
-)
-
-
-@settings(max_examples=60, deadline=None, database=None, suppress_health_check=list(HealthCheck))
-@given(
-    parts=st.lists(PARTS | TEXTS, max_size=6),
-    length=st.integers(1, 9),
-    reason=st.sampled_from(["stop", "length"]),
-    is_shown=st.booleans(),
-)
-def test_any_answer_in_any_parts_is_the_same_with_and_without_a_stream(
-    engine, make_client, parts, length, reason, is_shown
-):
-    made = ScriptedEngine(engine, "".join(parts), length=length, finish_reason=reason)
-    thinking = {"type": "adaptive", "display": "summarized" if is_shown else "omitted"}
-    message = ask(make_client(made), tools=[WEATHER], thinking=thinking)
-    kinds = [block["type"] for block in message["content"]]
-    assert kinds
-    assert is_shown or "thinking" not in kinds
-    calls = "tool_use" in kinds
-    expected = "max_tokens" if reason == "length" else "tool_use" if calls else "end_turn"
-    assert message["stop_reason"] == expected
-
-
-@pytest.mark.parametrize(
-    ("arguments", "read"),
-    [
-        ("", {}),
-        ('{"a": 1}', {"a": 1}),
-        ('{"a": 1, "b": [2, 3', {"a": 1, "b": [2, 3]}),
-        ('{"a": 1, "b": "cu', {"a": 1}),
-        ("[1]", {"INVALID_JSON": "[1]"}),
-        ("no JSON", {"INVALID_JSON": "no JSON"}),
-        ("{" * 100_000, {"INVALID_JSON": "{" * 100_000}),
-    ],
-)
-def test_arguments_are_an_object_whatever_the_model_writes(arguments, read):
-    assert input_of(arguments) == read
 
 
 HISTORY = [
