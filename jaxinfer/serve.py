@@ -1,4 +1,4 @@
-"""`jaxinfer serve`: a model behind OpenAI's HTTP interface, in processes of its own."""
+"""`jaxinfer serve`: a model behind OpenAI's and Anthropic's HTTP interfaces, in processes."""
 
 import argparse
 import os
@@ -32,7 +32,9 @@ _EXAMPLES = """examples:
 
 def build_parser() -> CommandParser:
     """The flags of `jaxinfer serve`."""
-    parser = CommandParser("serve", "Serve a model over HTTP, as OpenAI's API.", _EXAMPLES)
+    parser = CommandParser(
+        "serve", "Serve a model over HTTP, as OpenAI's and Anthropic's API.", _EXAMPLES
+    )
     parser.add_argument(
         "positional_model", nargs="?", metavar="MODEL", help="as --model (default: the bundled one)"
     )
@@ -52,6 +54,16 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _main(argv: list[str]) -> int:
+    return _serve(read_arguments(argv))
+
+
+def read_arguments(argv: list[str]) -> argparse.Namespace:
+    """The flags of a command line, with those of its configuration file.
+
+    Raises:
+        ValueError: the file can't be read, or holds something else than flags.
+        SystemExit: a flag is wrong; one line says so.
+    """
     parser = build_parser()
     argv = with_config_file(argv, parser, instead_of_vllm_flags())
     refuse_vllm_flags(argv, parser)
@@ -63,7 +75,7 @@ def _main(argv: list[str]) -> int:
             "an engine over several hosts can't be served yet; start one service for each host and "
             "a proxy in front"
         )
-    return _serve(arguments)
+    return arguments
 
 
 def _serve(arguments: argparse.Namespace) -> int:

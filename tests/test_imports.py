@@ -18,7 +18,7 @@ import jaxinfer
 from jaxinfer import __main__
 
 ROOT = Path(jaxinfer.__file__).parent
-COMMANDS = {"generate", "chat", "bench", "convert", "serve", "env", "plan", "profile"}
+COMMANDS = {"generate", "chat", "bench", "convert", "serve", "launch", "env", "plan", "profile"}
 COMMANDS |= {"__main__"}
 ROOMS = (
     "basis",
@@ -54,7 +54,7 @@ SERVING = (
     "recording",
     "startup",
 )
-SERVER = ("telemetry", "service", "openai")
+SERVER = ("telemetry", "service", "openai", "anthropic")
 """The rooms of `serving` and of `server`, each of which imports only itself and earlier rooms."""
 WITHOUT_JAX = (
     "model.families",
@@ -70,6 +70,7 @@ WITHOUT_JAX = (
     "server.telemetry",
     "server.service",
     "server.openai",
+    "server.anthropic",
 )
 MOST_FILES_OF_A_FOLDER = 21
 

@@ -28,7 +28,9 @@ PROGRAMS = {page.stem: block for page in PAGES for block in _blocks(page, "pytho
 def test_a_command_is_understood(line):
     words = shlex.split(line.split("|")[-1])
     assert words[0] == "jaxinfer"
-    importlib.import_module(f"jaxinfer.{words[1]}").build_parser().parse_args(words[2:])
+    command = importlib.import_module(f"jaxinfer.{words[1]}")
+    read = getattr(command, "read_arguments", None) or command.build_parser().parse_args
+    read(words[2:])
 
 
 @pytest.mark.slow

@@ -34,7 +34,8 @@ class Target:
     def url(self) -> str:
         """Its name in messages; without the key."""
         scheme = "https" if self.secure else "http"
-        return f"{scheme}://{self.host}:{self.port}{self.path}"
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{scheme}://{host}:{self.port}{self.path}"
 
     @property
     def headers(self) -> dict[str, str]:

@@ -6,7 +6,7 @@ from typing import Any
 
 from jaxinfer.cli.service.own_middleware import add_middleware, load_middleware
 from jaxinfer.cli.service.step_floors import step_floors
-from jaxinfer.server.openai.app import create_app
+from jaxinfer.server.app import create_app
 from jaxinfer.server.openai.settings import ServerSettings
 from jaxinfer.server.service.remote_llm import RemoteLLM
 from jaxinfer.server.telemetry.access_log import AccessLog, App

@@ -30,6 +30,9 @@ _WORD = re.compile(r"[a-z_]+")
 _KEY = re.compile(r"[a-z_]\w*")  # the names of types begin with capitals
 _TYPE_NAMES = frozenset(["str", "int", "float", "bool", "none"])
 
+ERROR_WRITER = "jaxinfer.error_writer"
+"""Key of an ASGI scope whose value, a function of an `ApiError`, writes it in another format."""
+
 logger = logging.getLogger("jaxinfer")
 
 
@@ -94,8 +97,10 @@ class ApiError(Exception):
             }
         }
 
-    def response(self) -> Response:
-        """The answer."""
+    def response(self, scope: Mapping[str, Any] | None = None) -> Response:
+        """The answer, in the format that the request's ASGI scope asks for."""
+        if scope is not None and (write := scope.get(ERROR_WRITER)) is not None:
+            return write(self)
         return Response(
             msgspec.json.encode(self.body), self.status, self.headers, "application/json"
         )
@@ -120,9 +125,25 @@ def invalid(message: str, param: str | None = None) -> ApiError:
     return ApiError(400, message, param=param)
 
 
+class ContextLengthError(ApiError):
+    """A prompt is too long.
+
+    Args:
+        message: one line.
+        field: of the request.
+        num_tokens: of the prompt.
+        limit: most tokens of a prompt.
+    """
+
+    def __init__(self, message: str, field: str, *, num_tokens: int, limit: int) -> None:
+        super().__init__(400, message, param=field, code="context_length_exceeded")
+        self.num_tokens = num_tokens
+        self.limit = limit
+
+
 def context_length_exceeded(
     field: str, error: PromptTooLongError, max_model_len: int, *, room: int
-) -> ApiError:
+) -> ContextLengthError:
     """The error for a prompt that is too long, worded as OpenAI's clients expect.
 
     Args:
@@ -136,12 +157,12 @@ def context_length_exceeded(
     resulted = f"your {field} resulted in {size}"
     if room:
         resulted += f", which leaves no room for {room} more"
-    return ApiError(
-        400,
+    return ContextLengthError(
         f"This model's maximum context length is {max_model_len} tokens. However, {resulted}. "
         f"Please reduce the length of the {field}.",
-        param=field,
-        code="context_length_exceeded",
+        field,
+        num_tokens=error.num_tokens,
+        limit=max_model_len - room,
     )
 
 

@@ -35,9 +35,9 @@ class ApiRoute(APIRoute):
                 checked = await _with_json(request) if model else request
                 return await while_connected(handler(checked), request.receive)
             except RequestValidationError as error:
-                return _refusal(error, model).response()
+                return _refusal(error, model).response(request.scope)
             except Exception as error:
-                return as_api_error(error).response()
+                return as_api_error(error).response(request.scope)
 
         return handle
 

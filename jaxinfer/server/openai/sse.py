@@ -14,7 +14,7 @@ from jaxinfer.server.openai.errors import ApiError, as_api_error
 from jaxinfer.server.openai.merging import Stream
 
 DONE = b"data: [DONE]\n\n"
-_KEEP_ALIVE = b": keep-alive\n\n"
+KEEP_ALIVE = b": keep-alive\n\n"
 
 encode = msgspec.json.Encoder().encode
 
@@ -22,6 +22,11 @@ encode = msgspec.json.Encoder().encode
 def data_event(value: Any) -> bytes:
     """One event; a JSON text has no line breaks."""
     return b"data: " + encode(value) + b"\n\n"
+
+
+def named_event(name: str, value: Any) -> bytes:
+    """One event with a name."""
+    return b"event: " + name.encode() + b"\n" + data_event(value)
 
 
 def _error_event(error: ApiError) -> bytes:
@@ -34,9 +39,10 @@ class EventStream(Response):
     Args:
         events: batches of whole events; an exception in it becomes the last event.
         source: closed at the end, even if the client leaves before the first event.
-        keep_alive_seconds: of silence after which a comment is sent.
+        keep_alive_seconds: of silence after which `keep_alive` is sent.
         headers: the answer's headers.
         error_event: makes the last event after an error.
+        keep_alive: what is sent in silence.
     """
 
     media_type = "text/event-stream"
@@ -49,6 +55,7 @@ class EventStream(Response):
         keep_alive_seconds: float,
         headers: dict[str, str] | None = None,
         error_event: Callable[[ApiError], bytes] = _error_event,
+        keep_alive: bytes = KEEP_ALIVE,
     ) -> None:
         fixed = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
         super().__init__(headers=fixed | (headers or {}))
@@ -56,6 +63,7 @@ class EventStream(Response):
         self._source = source
         self._keep_alive_seconds = keep_alive_seconds
         self._error_event = error_event
+        self._keep_alive_event = keep_alive
         self._last_sent = 0.0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -95,6 +103,6 @@ class EventStream(Response):
             while True:
                 silence = clock() - self._last_sent
                 if silence >= self._keep_alive_seconds:
-                    await self._send(send, _KEEP_ALIVE)
+                    await self._send(send, self._keep_alive_event)
                     silence = 0.0
                 await asyncio.sleep(self._keep_alive_seconds - silence)

@@ -12,8 +12,8 @@ import psutil
 import pytest
 import uvicorn
 
+from jaxinfer.server.app import create_app
 from jaxinfer.server.engine_service import engine_server
-from jaxinfer.server.openai.app import create_app
 from jaxinfer.server.openai.settings import ServerSettings
 from jaxinfer.server.service.limits import ServiceLimits
 from jaxinfer.server.service.remote_llm import RemoteLLM

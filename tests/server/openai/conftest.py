@@ -7,7 +7,7 @@ import httpx
 import pytest
 
 from jaxinfer import AsyncLLM
-from jaxinfer.server.openai.app import create_app
+from jaxinfer.server.app import create_app
 from jaxinfer.server.openai.settings import ServerSettings
 
 

@@ -67,6 +67,21 @@ def test_any_of_the_keys_is_let_in(locked):
         assert locked.get("/v1/models", headers={"Authorization": given}).status_code == 200
 
 
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({"X-API-Key": "sesame"}, 200),
+        ({"X-API-Key": "sesame", "Authorization": "Bearer guess"}, 200),
+        ({"X-API-Key": "guess", "Authorization": "Bearer sesame"}, 200),
+        ({"X-API-Key": "guess"}, 401),
+        ({"X-API-Key": ""}, 401),
+        ({"X-API-Key": "Bearer sesame"}, 401),
+    ],
+)
+def test_a_key_may_come_as_anthropics_clients_send_it(locked, headers, status):
+    assert locked.get("/v1/models", headers=headers).status_code == status
+
+
 @pytest.mark.parametrize("given", ["", "sesam", *KEYS])
 def test_every_key_is_compared_whatever_is_sent(locked, monkeypatch, given):
     """In constant time: neither which key it is nor how much of one is right shows in it."""
@@ -336,10 +351,14 @@ def test_telemetry_sees_every_output(make_client):
 def test_documentation_is_complete_and_true(locked):
     for method, path, operation in operations(locked):
         assert "422" not in operation["responses"]
-        assert {"400", "401", "404", "413", "500", "503"} <= set(operation["responses"]), path
-        for status in ("400", "503"):
+        is_anthropics = path.startswith("/v1/messages")
+        unavailable, model = ("529", "MessageError") if is_anthropics else ("503", "ErrorAnswer")
+        known = set(operation["responses"]) & {"503", "529"}
+        assert known == {unavailable}
+        assert {"400", "401", "404", "413", "500"} <= set(operation["responses"]), path
+        for status in ("400", unavailable):
             content = operation["responses"][status]["content"]["application/json"]
-            assert content["schema"]["$ref"].endswith("/ErrorAnswer")
+            assert content["schema"]["$ref"].endswith(f"/{model}")
         if method == "POST" and path.startswith("/v1/") and "501" not in operation["responses"]:
             assert operation["requestBody"]
     text = locked.get("/openapi.json", headers=HEADERS).text

@@ -9,7 +9,7 @@ import pytest
 from openai.types.shared.reasoning_effort import ReasoningEffort
 
 from jaxinfer.sampling_params import SamplingParams
-from jaxinfer.server.openai.answering.conversation import EFFORT_TOKENS, with_budget
+from jaxinfer.server.openai.answering.thinking import EFFORT_TOKENS, wish_of_effort, with_budget
 from tests.server.openai.http_server import serving
 from tests.server.openai.scripted import ScriptedEngine
 
@@ -179,9 +179,10 @@ def test_a_budget_that_no_answer_can_reach_is_left_out(engine, make_client):
 
 def test_a_model_that_always_thinks_is_ended_at_once(make_client):
     front = make_client().app.state.front
-    params = with_budget(SamplingParams(), "none", "open", front)
+    wish = wish_of_effort("none")
+    params = with_budget(SamplingParams(), wish, "open", front)
     assert params.thinking_token_budget == 0
-    assert with_budget(SamplingParams(), "none", "over", front).thinking_token_budget is None
+    assert with_budget(SamplingParams(), wish, "over", front).thinking_token_budget is None
 
 
 def test_the_bundled_model_does_not_think_without_effort(api):

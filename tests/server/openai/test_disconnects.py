@@ -74,6 +74,7 @@ def all_aborted(engine, count):
     [
         ("/v1/completions", {"prompt": [1, 2, 3], **LONG}),
         ("/v1/chat/completions", CHAT),
+        ("/v1/messages", CHAT),
     ],
 )
 def test_a_running_request_ends_with_its_client(port, engine, path, body, stream, leave):

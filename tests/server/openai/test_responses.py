@@ -4,7 +4,10 @@ import json
 
 import pytest
 
+from jaxinfer.errors import StepError
+from jaxinfer.outputs import CompletionOutput, RequestOutput
 from jaxinfer.server.openai.protocol.responses.body import ResponsesBody
+from tests.server.openai.fake_engine import FakeEngine
 from tests.server.openai.scripted import ScriptedEngine
 
 BODY = {
@@ -37,6 +40,20 @@ def respond(client, **fields):
 
 def text_of(answer):
     return answer["output"][0]["content"][0]["text"]
+
+
+def test_an_error_in_mid_stream_fails_the_response(engine, make_client):
+    part = RequestOutput("1", None, [1], [CompletionOutput(0, "Ye", [5])])
+    client = make_client(FakeEngine(engine, part, StepError("it broke")))
+    blocks = respond(client, stream=True).text.strip().split("\n\n")[-2:]
+    error, failed = (json.loads(block.partition("\ndata: ")[2]) for block in blocks)
+    assert (error["type"], error["code"], error["message"]) == (
+        "error",
+        "engine_error",
+        "it broke",
+    )
+    assert (failed["type"], failed["response"]["status"]) == ("response.failed", "failed")
+    assert failed["response"]["error"] == {"code": "engine_error", "message": "it broke"}
 
 
 def test_an_answer_says_why_it_ended(client):
@@ -280,6 +297,7 @@ def test_what_is_not_supported_is_refused_by_name(client, fields, param):
     [
         ({"type": "item_reference", "id": "msg_1"}, "input: item 0 is of type 'item_reference'"),
         ({"type": "web_search_call"}, "input: item 0 is of type 'web_search_call'; items are"),
+        ({"type": "custom_tool_call"}, "input: item 0 is of type 'custom_tool_call'; items are"),
         ({"type": ["x"]}, "input: item 0 is of type"),
         (3, "input: item 0 is no object"),
         ({"type": "function_call", "call_id": "1", "name": "f"}, "input[0].arguments: Field req"),
@@ -303,6 +321,27 @@ def test_an_item_that_is_wrong_is_named_with_its_own_fields_alone(client, item, 
     assert error["message"].startswith(message)
     assert error["param"] == "input"
     assert "function_call." not in error["message"]
+
+
+@pytest.mark.parametrize(
+    ("tool", "message"),
+    [
+        ({"type": "web_search"}, "tools: tool 1 is of type 'web_search'; tools here are of type"),
+        ({"type": "local_shell"}, "tools: tool 1 is of type 'local_shell'; tools here are"),
+        (
+            {"type": "custom", "name": "apply_patch", "format": {"type": "grammar"}},
+            "tools: tool 1 ('apply_patch') is of type 'custom'; tools here are of type 'function'",
+        ),
+        ({"name": "f"}, "tools[1].type: Field required"),
+    ],
+)
+def test_a_tool_that_is_no_function_is_named_by_its_type(client, tool, message):
+    answer = client.post("/v1/responses", {**BODY, "tools": [WEATHER, tool]})
+    assert answer.status_code == 400
+    error = answer.json()["error"]
+    assert error["message"].startswith(message)
+    assert "; " not in error["message"].partition("; ")[2].replace("; turn the others off", "")
+    assert error["param"] == "tools"
 
 
 def test_a_field_of_another_api_says_what_to_write(client):

@@ -1,30 +1,46 @@
 """Turns a conversation into a job for the engine: prompt, thinking, and grammar, if any."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 from jaxinfer.sampling_params import SamplingParams
 from jaxinfer.server.openai.answering.plan import AnswerPlan, guided
+from jaxinfer.server.openai.answering.thinking import ThinkingWish, with_budget
 from jaxinfer.server.openai.front import Front, Job
-from jaxinfer.server.openai.protocol.chat import ChatBody
-from jaxinfer.server.openai.protocol.responses.body import ResponsesBody
-from jaxinfer.server.openai.protocol.sampling import Effort
-from jaxinfer.serving.parsers.reasoning import ReasoningState, reasoning_state
+from jaxinfer.serving.parsers.reasoning import reasoning_state
 
-EFFORT_TOKENS: Mapping[Effort, int | None] = {
-    "none": 0,
-    "minimal": 512,
-    "low": 1024,
-    "medium": 8192,
-    "high": 24576,
-    "xhigh": None,
-    "max": None,
-}
-"""Most tokens of thinking for each effort; None for any number."""
+
+class ConversationBody(Protocol):
+    """The fields that every request for the next turn of a conversation has."""
+
+    @property
+    def chat_template_kwargs(self) -> dict[str, Any] | None:
+        """Names for the chat template."""
+        ...
+
+    @property
+    def structured_outputs(self) -> dict[str, Any] | None:
+        """A grammar, in vLLM's form."""
+        ...
+
+    @property
+    def cache_salt(self) -> str | None:
+        """Blocks are shared only with prompts of the same salt."""
+        ...
+
+    @property
+    def priority(self) -> int | None:
+        """Lower ones run earlier."""
+        ...
+
+    @property
+    def grammar_field(self) -> str | None:
+        """The field that gives the answer a grammar."""
+        ...
 
 
 async def conversation_job(
-    body: ChatBody | ResponsesBody,
+    body: ConversationBody,
     messages: Sequence[Mapping[str, Any]],
     params: SamplingParams,
     plan: AnswerPlan,
@@ -32,7 +48,7 @@ async def conversation_job(
     front: Front,
     *,
     field: str,
-    effort: Effort | None,
+    thinking: ThinkingWish,
     limit: int | None,
     final_message: str | None = None,
     **options: Any,
@@ -47,7 +63,7 @@ async def conversation_job(
         label: the job's label.
         front: has the template and says whether the model thinks.
         field: the request's field that holds the prompt, named in errors.
-        effort: amount of thinking; the request's own `enable_thinking` and budget take precedence.
+        thinking: the request's own `enable_thinking` and budget take precedence.
         limit: keep only this many of the prompt's last tokens; None keeps all.
         final_message: the text of a last message that the answer continues.
         options: further arguments of `Prompts.render`.
@@ -55,16 +71,13 @@ async def conversation_job(
     Raises:
         ApiError: 400: the template refuses, the prompt is too long, or a schema can't be enforced.
     """
-    kwargs = dict(body.chat_template_kwargs or {})
-    if effort is not None and "enable_thinking" in front.settings.template_kwargs:
-        kwargs = {"enable_thinking": effort != "none"} | kwargs
-    text = await front.prompts.render(
-        messages, chat_template_kwargs=kwargs, tools=plan.tools, **options
+    text = await conversation_text(
+        messages, front, thinking, body.chat_template_kwargs, tools=plan.tools, **options
     )
     state = reasoning_state(text, final_message)
     begin_is_given = "after_thinking" in (body.structured_outputs or {})
     has_calls = plan.has_grammar_of_calls(beside=params.structured_outputs is not None)
-    params = with_budget(params, effort, state, front)
+    params = with_budget(params, thinking, state, front)
     params = guided(params, plan, state, begin_is_given=begin_is_given)
     (prompt,) = await front.prompts.read(
         [text],
@@ -83,13 +96,26 @@ async def conversation_job(
     )
 
 
-def with_budget(
-    params: SamplingParams, effort: Effort | None, state: ReasoningState, front: Front
-) -> SamplingParams:
-    """The parameters with the effort's budget, where the model may think and has none yet."""
-    budget = None if effort is None else EFFORT_TOKENS[effort]
-    if budget is None or budget >= front.engine.max_model_len:
-        return params
-    if not front.thinks or state == "over" or params.thinking_token_budget is not None:
-        return params
-    return params.clone(thinking_token_budget=budget)
+async def conversation_text(
+    messages: Sequence[Mapping[str, Any]],
+    front: Front,
+    thinking: ThinkingWish,
+    template_kwargs: Mapping[str, Any] | None,
+    **options: Any,
+) -> str:
+    """The prompt of a conversation's next turn.
+
+    Args:
+        messages: the conversation, as chat templates expect it.
+        front: has the template.
+        thinking: its switch is set where requests may set it.
+        template_kwargs: the request's own names for the template, which take precedence.
+        options: further arguments of `Prompts.render`.
+
+    Raises:
+        ApiError: 400: the template refuses, or the conversation is too long.
+    """
+    names = dict(template_kwargs or {})
+    if thinking.is_on is not None and "enable_thinking" in front.settings.template_kwargs:
+        names = {"enable_thinking": thinking.is_on} | names
+    return await front.prompts.render(messages, chat_template_kwargs=names, **options)

@@ -41,17 +41,23 @@ class Auth:
             return
         refusal = ApiError(
             401,
-            "send a valid key: Authorization: Bearer KEY",
+            "send a valid key: Authorization: Bearer KEY, or X-API-Key: KEY",
             code="invalid_api_key",
             headers={"WWW-Authenticate": "Bearer"},
         )
-        await refusal.response()(scope, receive, send)
+        await refusal.response(scope)(scope, receive, send)
 
     def _lets_in(self, scope: Scope) -> bool:
         if scope["path"] in self._open_paths:
             return True
-        kind, _, key = Headers(scope=scope).get("authorization", "").partition(" ")
-        digest = hashlib.sha256(key.strip().encode()).digest()
+        headers = Headers(scope=scope)
+        kind, _, key = headers.get("authorization", "").partition(" ")
+        is_let_in = self._is_key(key) and kind.lower() == "bearer"
+        other = headers.get("x-api-key")  # Anthropic's clients send it
+        return is_let_in or (other is not None and self._is_key(other))
+
+    def _is_key(self, given: str) -> bool:
+        digest = hashlib.sha256(given.strip().encode()).digest()
         # All keys are compared, so that the time reveals nothing.
         matches = [secrets.compare_digest(digest, each) for each in self._digests]
-        return any(matches) and kind.lower() == "bearer"
+        return any(matches)

@@ -48,7 +48,7 @@ class BodyLimit:
         max_bytes = self._max_bytes.get(scope["path"], self._max_other_bytes)
         declared = Headers(scope=scope).get("content-length", "")
         if declared.isdecimal() and int(declared[:20]) > max_bytes:
-            await _too_large(max_bytes).response()(scope, receive, send)
+            await _too_large(max_bytes).response(scope)(scope, receive, send)
             return
         body = _Body(receive, self._seconds)
         self._unfinished.add(body)

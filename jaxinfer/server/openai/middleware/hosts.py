@@ -33,7 +33,7 @@ class AllowedHosts:
             is_of_page = origin.lower().startswith(("http://", "https://"))
             for given in (f"//{host}", *([origin] if is_of_page else [])):
                 if not self._answers(_host_of(given)):
-                    await _refusal(given).response()(scope, receive, send)
+                    await _refusal(given).response(scope)(scope, receive, send)
                     return
         await self._app(scope, receive, send)
 

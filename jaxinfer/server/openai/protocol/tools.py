@@ -1,6 +1,6 @@
 """Tools and tool calls as fields of requests and answers."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Annotated, Any, Literal, NotRequired, TypedDict
 
 import msgspec
@@ -16,6 +16,21 @@ MAX_CALLS = 128
 _MAX_DESCRIPTION_CHARS = 1 << 14
 
 FunctionName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,64}$")]
+
+
+def check_tool_kinds(tools: Any, known: Collection[str | None], advice: str) -> Any:
+    """Refuse the first tool of an unknown type by name, instead of listing its fields.
+
+    Raises:
+        ValueError: names the tool and its type.
+    """
+    for i, tool in enumerate(tools if isinstance(tools, list) else ()):
+        kind = tool.get("type") if isinstance(tool, dict) else None
+        if isinstance(kind, str) and kind not in known:
+            name = tool.get("name")
+            called = f" ({name[:100]!r})" if isinstance(name, str) and name != kind else ""
+            raise ValueError(f"tool {i}{called} is of type {kind[:100]!r}; {advice}")
+    return tools
 
 
 class FunctionTool(Body):

@@ -8,7 +8,7 @@ from fastapi import APIRouter, Query
 from starlette.requests import Request
 from starlette.responses import Response
 
-from jaxinfer.server.openai.answering.common import json_answer
+from jaxinfer.server.openai.answering.json_answer import json_answer
 from jaxinfer.server.openai.errors import ApiError, ErrorAnswer, client_errors
 from jaxinfer.server.openai.front import Front, front_of
 from jaxinfer.server.openai.protocol.answers import Status

@@ -10,9 +10,11 @@ from starlette.responses import Response
 from jaxinfer.outputs import RequestOutput
 from jaxinfer.sampling_params import RequestOutputKind, SamplingParams
 from jaxinfer.server.openai.answering.chunks import Chunks
-from jaxinfer.server.openai.answering.common import head, id_header, json_answer
 from jaxinfer.server.openai.answering.conversation import conversation_job
+from jaxinfer.server.openai.answering.head import head
+from jaxinfer.server.openai.answering.json_answer import id_header, json_answer
 from jaxinfer.server.openai.answering.plan import plan_answer
+from jaxinfer.server.openai.answering.thinking import wish_of_effort
 from jaxinfer.server.openai.answering.usage import UsageCount
 from jaxinfer.server.openai.errors import client_errors
 from jaxinfer.server.openai.front import Front, Outputs, finals, front_of
@@ -48,7 +50,7 @@ async def chat(body: ChatBody, request: Request) -> Response:
         begin["id"],
         front,
         field="messages",
-        effort=body.reasoning_effort,
+        thinking=wish_of_effort(body.reasoning_effort),
         limit=front.prompts.reader.prompt_limit(params),
         final_message=body.messages[-1].text if body.continue_final_message else None,
         add_generation_prompt=body.add_generation_prompt,

@@ -5,7 +5,7 @@ from typing import Any
 
 from jaxinfer.model.text.tokenizer import Tokenizer
 from jaxinfer.outputs import CallArguments, CallStart, CompletionOutput, Content, Piece, Reasoning
-from jaxinfer.server.openai.answering.common import pieces_of
+from jaxinfer.server.openai.answering.pieces import pieces_of
 from jaxinfer.server.openai.logprobs import chat_logprobs
 from jaxinfer.server.openai.protocol.chat import (
     ChatBody,

@@ -10,7 +10,8 @@ from starlette.responses import Response
 from jaxinfer.outputs import RequestOutput
 from jaxinfer.sampling_params import RequestOutputKind, SamplingParams
 from jaxinfer.server.openai.answering.chunks import Chunks
-from jaxinfer.server.openai.answering.common import head, id_header, json_answer
+from jaxinfer.server.openai.answering.head import head
+from jaxinfer.server.openai.answering.json_answer import id_header, json_answer
 from jaxinfer.server.openai.answering.usage import UsageCount
 from jaxinfer.server.openai.errors import client_errors, invalid
 from jaxinfer.server.openai.front import Front, Job, Outputs, finals, front_of

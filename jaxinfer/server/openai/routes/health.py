@@ -6,7 +6,7 @@ from starlette.responses import Response
 
 from jaxinfer import __version__
 from jaxinfer.errors import EngineRestartingError, JaxinferError
-from jaxinfer.server.openai.answering.common import json_answer
+from jaxinfer.server.openai.answering.json_answer import json_answer
 from jaxinfer.server.openai.errors import ApiError
 from jaxinfer.server.openai.front import Front, front_of
 from jaxinfer.server.openai.protocol.answers import Load, ModelCard, ModelList, Version

@@ -6,11 +6,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, cast
 
 from jaxinfer.outputs import CallArguments, CallStart, Content, Piece, Reasoning
-from jaxinfer.server.openai.answering.common import new_id
+from jaxinfer.server.openai.answering.head import new_id
 from jaxinfer.server.openai.protocol.answers import Usage
 from jaxinfer.server.openai.protocol.chat import TokenLogprob
 from jaxinfer.server.openai.protocol.responses.answer import OutputItem, ResponsesAnswer
-from jaxinfer.server.openai.sse import encode
+from jaxinfer.server.openai.sse import named_event
 
 
 class ResponseEvents:
@@ -116,7 +116,7 @@ class ResponseEvents:
     def _event(self, kind: str, **fields: Any) -> bytes:
         value = {"type": kind, "sequence_number": self._number, **fields}
         self._number += 1
-        return b"event: " + kind.encode() + b"\ndata: " + encode(value) + b"\n\n"
+        return named_event(kind, value)
 
 
 _PREFIXES = {

@@ -2,18 +2,21 @@
 
 import functools
 import time
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 
 from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from jaxinfer.outputs import CompletionOutput, Piece, Reasoning
+from jaxinfer.outputs import CompletionOutput, Piece
 from jaxinfer.sampling_params import RequestOutputKind, SamplingParams
-from jaxinfer.server.openai.answering.common import id_header, json_answer, new_id, pieces_of
 from jaxinfer.server.openai.answering.content_logprobs import ContentLogprobs
 from jaxinfer.server.openai.answering.conversation import conversation_job
+from jaxinfer.server.openai.answering.head import new_id
+from jaxinfer.server.openai.answering.json_answer import id_header, json_answer
+from jaxinfer.server.openai.answering.pieces import shown_pieces
 from jaxinfer.server.openai.answering.plan import plan_answer
+from jaxinfer.server.openai.answering.thinking import wish_of_effort
 from jaxinfer.server.openai.answering.usage import UsageCount
 from jaxinfer.server.openai.errors import ApiError, client_errors
 from jaxinfer.server.openai.front import Front, Outputs, finals, front_of
@@ -22,7 +25,7 @@ from jaxinfer.server.openai.protocol.responses.answer import ResponsesAnswer
 from jaxinfer.server.openai.protocol.responses.body import ResponsesBody
 from jaxinfer.server.openai.route import ApiRoute
 from jaxinfer.server.openai.routes.response_events import ResponseEvents, whole_answer
-from jaxinfer.server.openai.sse import EventStream, encode
+from jaxinfer.server.openai.sse import EventStream, named_event
 
 router = APIRouter(route_class=ApiRoute)
 
@@ -51,11 +54,11 @@ async def respond(body: ResponsesBody, request: Request) -> Response:
         answer["id"],
         front,
         field="input",
-        effort=body.effort,
+        thinking=wish_of_effort(body.effort),
         limit=_prompt_limit(body, front),
     )
     logprobs = ContentLogprobs(body.num_logprobs, front.engine.tokenizer, job.answer)
-    pieces = functools.partial(_shown_pieces, shows_reasoning=body.include_reasoning is not False)
+    pieces = functools.partial(shown_pieces, shows_reasoning=body.include_reasoning is not False)
     count = UsageCount(has_reasoning=plan.reasoning_parser is not None)
     outputs = await front.start([job])
     if body.stream:
@@ -65,7 +68,7 @@ async def respond(body: ResponsesBody, request: Request) -> Response:
             outputs,
             keep_alive_seconds=front.settings.keep_alive_seconds,
             headers=id_header(body.request_id),
-            error_event=_error_event,
+            error_event=functools.partial(_failure_events, answer=answer),
         )
     (output,) = await finals(outputs)
     count.add(0, output)
@@ -130,16 +133,10 @@ def _in_progress(body: ResponsesBody, params: SamplingParams, front: Front) -> R
     }
 
 
-def _shown_pieces(completion: CompletionOutput, *, shows_reasoning: bool) -> list[Piece]:
-    """The pieces of an answer that the client wants to see."""
-    pieces = pieces_of(completion)
-    return [each for each in pieces if shows_reasoning or not isinstance(each, Reasoning)]
-
-
 async def _events(
     outputs: Outputs,
     answer: ResponsesAnswer,
-    pieces: Callable[[CompletionOutput], list[Piece]],
+    pieces: Callable[[CompletionOutput], Sequence[Piece]],
     logprobs: ContentLogprobs,
     count: UsageCount,
 ) -> AsyncGenerator[bytes]:
@@ -158,7 +155,12 @@ async def _events(
         yield event
 
 
-def _error_event(error: ApiError) -> bytes:
+def _failure_events(error: ApiError, answer: ResponsesAnswer) -> bytes:
+    """The last events after an error: the error itself, and the answer that has failed by it."""
     details = error.body["error"]
-    value = {"type": "error", **details, "code": details["code"] or details["type"]}
-    return b"event: error\ndata: " + encode(value) + b"\n\n"
+    code = details["code"] or details["type"]
+    why = {"code": code, "message": details["message"]}
+    failed = {**answer, "status": "failed", "error": why}
+    return named_event("error", {**details, "code": code, "type": "error"}) + named_event(
+        "response.failed", {"type": "response.failed", "response": failed}
+    )

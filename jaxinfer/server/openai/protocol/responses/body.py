@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Discriminator, Field, Tag
+from pydantic import BeforeValidator, Discriminator, Field, Tag
 
 from jaxinfer.server.openai.errors import invalid
 from jaxinfer.server.openai.protocol.base import Body, Ignored, OnlyFalse, Refused
@@ -14,10 +14,12 @@ from jaxinfer.server.openai.protocol.tools import (
     MAX_TOOLS,
     FunctionTool,
     ResponsesToolChoice,
+    check_tool_kinds,
     check_tools,
 )
 from jaxinfer.structured_outputs import StructuredOutputsParams, check_structured_outputs
 
+_FUNCTIONS_ALONE = "tools here are of type 'function'; turn the others off in the client"
 _LOGPROBS = "message.output_text.logprobs"
 
 
@@ -65,7 +67,14 @@ class ResponsesBody(RequestFields):
     structured_outputs: dict[str, Any] | None = Field(
         None, description="As for chat; excludes text.format."
     )
-    tools: Annotated[list[ResponsesTool], Field(max_length=MAX_TOOLS)] | None = None
+    tools: (
+        Annotated[
+            list[ResponsesTool],
+            Field(max_length=MAX_TOOLS),
+            BeforeValidator(lambda tools: check_tool_kinds(tools, ["function"], _FUNCTIONS_ALONE)),
+        ]
+        | None
+    ) = None
     tool_choice: Literal["none", "auto", "required"] | ResponsesToolChoice | None = None
     parallel_tool_calls: bool | None = None
     reasoning: ReasoningOptions | None = None

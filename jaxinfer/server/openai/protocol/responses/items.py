@@ -8,6 +8,7 @@ from pydantic import BeforeValidator, ConfigDict, Discriminator, Field, Tag
 from jaxinfer.server.openai.protocol.base import Body
 from jaxinfer.server.openai.protocol.chat import MAX_MESSAGES, Message, TextPart, as_text_parts
 from jaxinfer.server.openai.protocol.tools import tool_call
+from jaxinfer.server.openai.protocol.turns import add_text, open_turn
 
 _MISSING_KINDS = {
     "item_reference": "answers are not stored; send the item itself (clients do with store: false)",
@@ -125,9 +126,9 @@ def turns_of(items: Sequence[InputItem]) -> list[dict[str, Any]]:
                 turns.append({"role": "tool", "content": item.text, "tool_call_id": item.call_id})
             case InputReasoning():
                 if item.text:  # it may be encrypted, by another server
-                    _add_to(_assistants(turns), "reasoning", item.text)
+                    add_text(open_turn(turns, "assistant"), "reasoning", item.text)
             case InputCall():
-                calls = _assistants(turns).setdefault("tool_calls", [])
+                calls = open_turn(turns, "assistant").setdefault("tool_calls", [])
                 calls.append(tool_call(item.call_id, item.name, item.arguments))
             case _:
                 _add_message(turns, item.for_template())
@@ -143,18 +144,6 @@ def _add_message(turns: list[dict[str, Any]], turn: dict[str, Any]) -> None:
         return
     for name in ("content", "reasoning", "reasoning_content"):
         if turn.get(name):
-            _add_to(last, name, turn[name])
+            add_text(last, name, turn[name])
     if calls := turn.get("tool_calls"):
         last.setdefault("tool_calls", []).extend(calls)
-
-
-def _assistants(turns: list[dict[str, Any]]) -> dict[str, Any]:
-    """The assistant's turn in progress; a new one if there is none."""
-    if not turns or turns[-1]["role"] != "assistant":
-        turns.append({"role": "assistant", "content": ""})
-    return turns[-1]
-
-
-def _add_to(turn: dict[str, Any], name: str, text: str) -> None:
-    """Append a text to one field of a turn, on a new line."""
-    turn[name] = "\n".join(filter(None, (turn.get(name), text)))

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxinfer.server.openai.answering.common import id_header, json_answer
+from jaxinfer.server.openai.answering.json_answer import id_header, json_answer
 
 
 @pytest.mark.parametrize(

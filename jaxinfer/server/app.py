@@ -1,4 +1,4 @@
-"""The server's application: OpenAI's routes on one engine."""
+"""The server's application: OpenAI's and Anthropic's routes on one engine."""
 
 import contextlib
 from collections.abc import AsyncGenerator
@@ -12,6 +12,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from jaxinfer import __version__
+from jaxinfer.server.anthropic import routes as messages
+from jaxinfer.server.anthropic.errors import PREFIX, AnthropicErrors
 from jaxinfer.server.openai.engine_client import EngineClient
 from jaxinfer.server.openai.errors import ApiError, ErrorAnswer, as_api_error
 from jaxinfer.server.openai.front import Front
@@ -83,8 +85,8 @@ def create_app(
     app.state.front = front
     app.state.max_nesting = settings.max_nesting
     app.router.route_class = ApiRoute
-    routers = [health, completions, chat, responses, tokenization, unsupported]
-    for each in routers:
+    generating = [completions, chat, responses, messages]
+    for each in [health, *generating, tokenization, unsupported]:
         app.include_router(each.router)
     if settings.page:
         app.include_router(page.router)
@@ -99,7 +101,7 @@ def create_app(
     app.add_middleware(
         BodyLimit,
         max_bytes={
-            **dict.fromkeys(_paths(completions, chat, responses), settings.max_body_bytes),
+            **dict.fromkeys(_paths(*generating), settings.max_body_bytes),
             **dict.fromkeys(_paths(tokenization), settings.max_tokenize_bytes),
         },
         max_other_bytes=settings.max_other_bytes,
@@ -111,6 +113,7 @@ def create_app(
     if "*" not in settings.allowed_hosts:
         app.add_middleware(AllowedHosts, names=settings.allowed_hosts)
     app.add_middleware(RequestId)
+    app.add_middleware(AnthropicErrors)
     app.add_middleware(Head)
     _document(app, has_keys=bool(settings.api_keys))
     return app
@@ -139,7 +142,7 @@ async def _answer(request: Request, error: Exception) -> Response:
         allowed = (error.headers or {}).get("Allow", "other methods")
         hint = f"{request.method[:20]} is not allowed here; use {allowed}"
         error = ApiError(405, hint, route=request.scope["path"], headers=error.headers)
-    return as_api_error(error).response()
+    return as_api_error(error).response(request.scope)
 
 
 def _document(app: FastAPI, *, has_keys: bool) -> None:
@@ -154,12 +157,17 @@ def _document(app: FastAPI, *, has_keys: bool) -> None:
         for name in ("HTTPValidationError", "ValidationError"):
             components.get("schemas", {}).pop(name, None)
         if has_keys:
-            components["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
+            components["securitySchemes"] = {
+                "key": {"type": "http", "scheme": "bearer"},
+                "x-api-key": {"type": "apiKey", "in": "header", "name": "X-API-Key"},
+            }
         for path, methods in schema["paths"].items():
             for operation in methods.values():
                 operation["responses"].pop("422", None)
+                if path.startswith(PREFIX):
+                    operation["responses"].pop("503", None)  # it is 529 there
                 if has_keys and path not in PROBES:
-                    operation["security"] = [{"key": []}]
+                    operation["security"] = [{"key": []}, {"x-api-key": []}]
         return schema
 
     app.openapi = openapi  # pyright: ignore[reportAttributeAccessIssue]

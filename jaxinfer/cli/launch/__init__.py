@@ -1,0 +1,1 @@
+"""What `jaxinfer launch` needs: a server in the background, and the programs that use it."""

@@ -1,0 +1,52 @@
+"""A request's wish about thinking: the template's switch, and a budget of tokens."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from jaxinfer.sampling_params import SamplingParams
+from jaxinfer.server.openai.front import Front
+from jaxinfer.server.openai.protocol.sampling import Effort
+from jaxinfer.serving.parsers.reasoning import ReasoningState
+
+EFFORT_TOKENS: Mapping[Effort, int | None] = {
+    "none": 0,
+    "minimal": 512,
+    "low": 1024,
+    "medium": 8192,
+    "high": 24576,
+    "xhigh": None,
+    "max": None,
+}
+"""Most tokens of thinking for each effort; None for any number."""
+
+
+@dataclass(frozen=True)
+class ThinkingWish:
+    """What a request says about thinking.
+
+    Attributes:
+        is_on: the value of the template's `enable_thinking`; None leaves it to the template.
+        budget: most tokens of thinking; None for any number.
+    """
+
+    is_on: bool | None = None
+    budget: int | None = None
+
+
+def wish_of_effort(effort: Effort | None) -> ThinkingWish:
+    """The wish that an effort stands for."""
+    if effort is None:
+        return ThinkingWish()
+    return ThinkingWish(effort != "none", EFFORT_TOKENS[effort])
+
+
+def with_budget(
+    params: SamplingParams, wish: ThinkingWish, state: ReasoningState, front: Front
+) -> SamplingParams:
+    """The parameters with the wish's budget, where the model may think and has none yet."""
+    budget = wish.budget
+    if budget is None or budget >= front.engine.max_model_len:
+        return params
+    if not front.thinks or state == "over" or params.thinking_token_budget is not None:
+        return params
+    return params.clone(thinking_token_budget=budget)
