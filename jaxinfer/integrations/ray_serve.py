@@ -9,6 +9,7 @@ from typing import Any
 
 from jaxinfer.checks import check_integer, check_real
 from jaxinfer.config import EngineConfig
+from jaxinfer.integrations.ray_metrics import RayMetrics
 from jaxinfer.planning.blocks import COMMANDS_ALLOCATOR_SHARE
 from jaxinfer.server.openai.settings import ServerSettings
 
@@ -22,6 +23,7 @@ except ImportError as error:
 _MOST_REPLICAS = 10_000
 _KEY_VARIABLE = "JAXINFER_API_KEY"
 _BUNDLED_NAME = "jaxinfer"
+_REPORT_EVERY_S = 5.0
 _HEALTH_CHECK_TIMEOUT_S = 120.0  # the engine's thread may hold the interpreter while it traces
 
 
@@ -38,6 +40,7 @@ class Replica:
 
         self._settings = settings
         self._llm = await asyncio.to_thread(AsyncLLM, **engine_args)
+        self._reporting = asyncio.create_task(self._report())
 
     def __serve_build_asgi_app__(self) -> Any:
         """The ASGI application; Ray calls this when the engine is there."""
@@ -49,9 +52,17 @@ class Replica:
         """Return if the engine takes requests; what it raises makes Ray start another replica."""
         await self._llm.check_health()
 
+    async def _report(self) -> None:
+        """Hand the engine's counts to Ray as long as it lives."""
+        metrics = RayMetrics(importlib.import_module("ray.serve.metrics"))
+        while self._llm.is_running:
+            metrics.update(await self._llm.get_metrics())
+            await asyncio.sleep(_REPORT_EVERY_S)
+
     async def __del__(self) -> None:
         """End the engine; Ray calls this when the requests have ended, or their time is over."""
         if (llm := getattr(self, "_llm", None)) is not None:  # its start may have failed
+            self._reporting.cancel()
             await asyncio.to_thread(llm.shutdown)
 
 

@@ -38,6 +38,7 @@ SMALL: dict[str, Any] = {
     "compile_ahead": False,
 }
 PORT = 18_431
+METRICS_PORT = 18_432
 URL = f"http://127.0.0.1:{PORT}"
 
 
@@ -53,6 +54,7 @@ def cluster(tmp_path_factory) -> Iterator[None]:
             num_gpus=0,
             object_store_memory=100 << 20,
             _node_ip_address="127.0.0.1",
+            _metrics_export_port=METRICS_PORT,
             log_to_driver=False,
         )
         serve.start(http_options={"host": "127.0.0.1", "port": PORT})
@@ -137,6 +139,16 @@ def test_streams_come_from_both_and_end_when_one_is_killed(two_replicas):
 
 def test_metrics_have_our_names(two_replicas):
     assert _metric("num_requests_running") == 0
+
+
+def test_ray_exports_the_metrics_of_both_replicas(two_replicas):
+    series = re.compile(r'^ray_jaxinfer_num_requests_running\{.*replica="(\w+)".*\} ', re.MULTILINE)
+
+    def found():
+        text = httpx.get(f"http://127.0.0.1:{METRICS_PORT}/metrics").text
+        return len(set(series.findall(text))) >= 2  # that of one that ended may still be there
+
+    assert _eventually(found)
 
 
 def test_a_client_that_leaves_ends_its_request(one_replica):
