@@ -8,6 +8,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from jaxinfer.beam_search import BeamSearchOutput, BeamSearchParams, BeamSearchSequence
     from jaxinfer.config import EngineConfig
     from jaxinfer.errors import (
         CapacityError,
@@ -59,6 +60,9 @@ __all__ = [
     "LLM",
     "AnswerFormat",
     "AsyncLLM",
+    "BeamSearchOutput",
+    "BeamSearchParams",
+    "BeamSearchSequence",
     "CapacityError",
     "ChosenLogprobs",
     "CompletionOutput",
@@ -115,6 +119,9 @@ __all__ = [
 _HOMES = {
     "AnswerFormat": "serving.parsers.answer_format",
     "AsyncLLM": "serving.async_llm",
+    "BeamSearchOutput": "beam_search",
+    "BeamSearchParams": "beam_search",
+    "BeamSearchSequence": "beam_search",
     "CapacityError": "errors",
     "ChosenLogprobs": "logprobs",
     "CompletionOutput": "outputs",

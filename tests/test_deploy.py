@@ -1,5 +1,7 @@
 """The files of deploy/ parse, agree with each other, and name what the server has."""
 
+import ast
+import dataclasses
 import json
 import re
 from pathlib import Path
@@ -8,6 +10,7 @@ import pytest
 import yaml
 
 from jaxinfer import serve
+from jaxinfer.config import EngineConfig
 from jaxinfer.server.telemetry.telemetry import Telemetry
 from jaxinfer.server.telemetry.utilization import StepFloors
 from jaxinfer.serving.engine.metrics import RequestCounts
@@ -125,3 +128,35 @@ def test_the_monitor_selects_the_service():
     assert monitor["spec"]["selector"]["matchLabels"] == services[0]["metadata"]["labels"]
     (endpoint,) = monitor["spec"]["endpoints"]
     assert endpoint["port"] == services[0]["spec"]["ports"][0]["name"]
+
+
+def _keywords(path: Path, function: str) -> set[str]:
+    """Names of a function's keyword arguments, in a file that may need Ray."""
+    (found,) = [
+        node
+        for node in ast.parse(path.read_text()).body
+        if isinstance(node, ast.FunctionDef) and node.name == function
+    ]
+    return {each.arg for each in (*found.args.args, *found.args.kwonlyargs)}
+
+
+def test_rays_service_names_what_there_is_and_ends_in_time():
+    (service,) = documents("kubernetes", "ray-service.yaml")
+    (application,) = yaml.safe_load(service["spec"]["serveConfigV2"])["applications"]
+    module, function = application["import_path"].split(":")
+    file = DEPLOY.parent.joinpath(*module.split(".")).with_suffix(".py")
+    assert _keywords(file, function) == {"args"}
+    engine = {field.name for field in dataclasses.fields(EngineConfig)}
+    assert application["args"].keys() <= _keywords(file, "app") | engine
+    cluster = service["spec"]["rayClusterConfig"]
+    (workers,) = cluster["workerGroupSpecs"]
+    pod = workers["template"]["spec"]
+    (container,) = pod["containers"]
+    assert workers["maxReplicas"] == application["args"]["max_replicas"]
+    assert container["resources"]["limits"]["nvidia.com/gpu"] == 1
+    assert pod["terminationGracePeriodSeconds"] > application["args"]["shutdown_timeout"]
+    assert {each["name"] for each in container["volumeMounts"]} == {
+        each["name"] for each in pod["volumes"]
+    }
+    (head,) = cluster["headGroupSpec"]["template"]["spec"]["containers"]
+    assert [each["name"] for each in head["env"]] == ["JAXINFER_API_KEY"]

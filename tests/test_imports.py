@@ -19,6 +19,7 @@ from jaxinfer import __main__
 
 ROOT = Path(jaxinfer.__file__).parent
 COMMANDS = {"generate", "chat", "bench", "convert", "serve", "launch", "env", "plan", "profile"}
+COMMANDS |= {"pull", "list", "rm"}
 COMMANDS |= {"__main__"}
 ROOMS = (
     "basis",

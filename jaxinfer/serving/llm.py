@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import functools
 import os
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -10,6 +11,7 @@ from typing import Any, Literal
 
 from jax.sharding import Mesh
 
+from jaxinfer.beam_search import BeamSearchOutput, BeamSearchParams
 from jaxinfer.model.config import ModelConfig
 from jaxinfer.model.sharding import ShardingRules
 from jaxinfer.model.text.tokenizer import Tokenizer
@@ -22,6 +24,7 @@ from jaxinfer.rollouts.arrays import Rollouts
 from jaxinfer.rollouts.mapping import ParamsMapping
 from jaxinfer.rollouts.rollout import choose_pad, rollout_params, run_rollouts
 from jaxinfer.sampling_params import SamplingParams
+from jaxinfer.serving.beam_search import search_beams
 from jaxinfer.serving.chat_prompts import chat_prompts, truncates_prompts
 from jaxinfer.serving.door import Door
 from jaxinfer.serving.driver.async_stream import stream_request_async
@@ -220,6 +223,41 @@ class LLM(Door):
             chat_template_kwargs=chat_template_kwargs,
         )
         return self.generate(prompts, sampling_params, use_tqdm, priority=priority)
+
+    def beam_search(
+        self,
+        prompts: Any,
+        params: BeamSearchParams,
+        *,
+        use_tqdm: bool | Callable[..., Any] = False,
+    ) -> list[BeamSearchOutput]:
+        """The outputs of prompts that beam search finds likeliest.
+
+        Each step asks for one token after every running beam of every prompt. With prefix caching
+        it computes the last block of each alone.
+
+        Args:
+            prompts: as in `generate`.
+            params: of the search.
+            use_tqdm: as in `generate`; it counts steps.
+
+        Returns:
+            One output for each prompt, in order.
+
+        Raises:
+            TypeError, ValueError: as in `generate`; `max_tokens` do not fit behind a prompt, or
+                `beam_width` needs more log-probabilities than `max_logprobs`. Nothing has been run.
+            StepError: a request of a step failed.
+        """
+        self._handle.check_open()
+        return search_beams(
+            functools.partial(self.generate, use_tqdm=False),
+            prompts,
+            params,
+            reader=self._loaded.reader,
+            end_token_ids=self._handle.end_token_ids,
+            use_tqdm=use_tqdm,
+        )
 
     def rollout(
         self,

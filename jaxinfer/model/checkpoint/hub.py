@@ -9,7 +9,7 @@ from jaxinfer.model.checkpoint.directory_files import TEMPLATES_DIRECTORY
 BUNDLED_MODEL = Path(__file__).parents[2] / "assets" / "model"
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.\-]*(/[A-Za-z0-9][\w.\-]*)?", re.ASCII)
 # Weights and text files only: no Python, no pickles, no other frameworks' copies.
-_HUB_FILES = [
+HUB_FILES = [
     "config.json",
     "generation_config.json",
     "*.safetensors",
@@ -45,9 +45,37 @@ def resolve_model(model: str | Path | None, revision: str | None = None) -> Path
         return path
     if path.exists():
         raise ModelLoadError(f"{name}: is a file; give the directory that holds config.json")
-    if isinstance(model, Path) or not _HUB_ID.fullmatch(name) or ".." in name:
+    if isinstance(model, Path) or not is_hub_id(name):
         raise ModelLoadError(f"{name}: no such directory")
     return _download(name, revision)
+
+
+def is_hub_id(name: str) -> bool:
+    """Whether a name may be a model's on the hub, such as "Qwen/Qwen3-0.6B"."""
+    return _HUB_ID.fullmatch(name) is not None and ".." not in name
+
+
+def hub_cause(error: Exception, revision: str | None) -> str:
+    """Why the hub gave no model, in one line.
+
+    Args:
+        error: what a function of huggingface_hub raised.
+        revision: the one that was asked for.
+    """
+    from huggingface_hub import constants, errors
+
+    if isinstance(error, errors.GatedRepoError):
+        return "the hub asks for access rights to it; log in with `hf auth login`"
+    if isinstance(error, errors.RepositoryNotFoundError):
+        return "no such model on the Hugging Face hub"
+    if isinstance(error, errors.RevisionNotFoundError):
+        return f"the hub has no revision {revision!r} of it"
+    if isinstance(error, errors.LocalEntryNotFoundError):
+        if constants.HF_HUB_OFFLINE:
+            return "not in the local cache (offline mode is on)"
+        return "not in the local cache, and the hub can't be reached"
+    # The HTTP library below, and so its errors, change by version.
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
 def _download(name: str, revision: str | None) -> Path:
@@ -57,18 +85,12 @@ def _download(name: str, revision: str | None) -> Path:
 
     try:
         return Path(
-            huggingface_hub.snapshot_download(name, revision=revision, allow_patterns=_HUB_FILES)
+            huggingface_hub.snapshot_download(name, revision=revision, allow_patterns=HUB_FILES)
         )
-    except errors.GatedRepoError:
-        cause = "the hub asks for access rights to it; log in with `hf auth login`"
-    except errors.RepositoryNotFoundError:
-        cause = "no such directory, and no such model on the Hugging Face hub"
-    except errors.RevisionNotFoundError:
-        cause = f"the hub has no revision {revision!r} of it"
-    except errors.LocalEntryNotFoundError:
-        cause = "no such directory, not in the local cache, and the hub can't be reached"
-        if huggingface_hub.constants.HF_HUB_OFFLINE:
-            cause = "no such directory, and not in the local cache (offline mode is on)"
-    except Exception as error:  # the HTTP library below, and so its errors, change by version
-        cause = (str(error).strip() or type(error).__name__).splitlines()[0]
+    except Exception as error:
+        cause = hub_cause(error, revision)
+        is_gated = isinstance(error, errors.GatedRepoError)
+        missing = (errors.RepositoryNotFoundError, errors.LocalEntryNotFoundError)
+        if isinstance(error, missing) and not is_gated:
+            cause = f"no such directory, and {cause}"
     raise ModelLoadError(f"{name}: {cause}") from None

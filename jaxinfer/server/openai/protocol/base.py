@@ -11,7 +11,7 @@ _HINTS = {
     "audio": "this model reads and writes text",
     "functions": "write tools",
     "function_call": "write tool_choice",
-    "use_beam_search": "beams are not supported; write n",
+    "use_beam_search": "a server searches no beams, LLM.beam_search does; write n",
     "previous_response_id": "answers are not stored; send the whole conversation as input",
     "conversation": "answers are not stored; send the whole conversation as input",
     "prompt": "stored prompts are not supported; write input",
