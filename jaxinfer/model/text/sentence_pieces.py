@@ -88,12 +88,12 @@ class FirstSpaceDecoder(codecs.IncrementalDecoder):
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._is_first = True
 
-    def decode(self, data: bytes, final: bool = False) -> str:
+    def decode(self, input: bytes, final: bool = False) -> str:
         """The text of the next bytes, without a character that is not complete."""
-        if self._is_first and data:
+        if self._is_first and input:
             self._is_first = False
-            data = data.removeprefix(b" ")
-        return self._decoder.decode(data, final)
+            input = input.removeprefix(b" ")
+        return self._decoder.decode(input, final)
 
     def reset(self) -> None:
         """Begin another text."""
