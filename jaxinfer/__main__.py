@@ -11,7 +11,7 @@ COMMANDS = {
     "chat": "talk with a model in the terminal",
     "bench": "measure a running OpenAI server under load",
     "profile": "say which part of a model takes the time of its steps",
-    "convert": "convert a checkpoint between safetensors and Orbax",
+    "convert": "convert a checkpoint between safetensors and Orbax, or from GGUF",
     "serve": "serve a model over HTTP, as OpenAI's and Anthropic's API",
     "launch": "start a coding agent (claude, codex, opencode) on a served model",
     "plan": "estimate a model's memory and speed on a GPU, and need neither",

@@ -43,11 +43,29 @@ def resolve_model(model: str | Path | None, revision: str | None = None) -> Path
     path = Path(name).expanduser()
     if path.is_dir():
         return path
+    if (file := gguf_file(name)) is not None:
+        raise ModelLoadError(
+            f"{file}: a GGUF file; convert it first: jaxinfer convert {file} DIRECTORY"
+        )
     if path.exists():
         raise ModelLoadError(f"{name}: is a file; give the directory that holds config.json")
     if isinstance(model, Path) or not _HUB_ID.fullmatch(name) or ".." in name:
         raise ModelLoadError(f"{name}: no such directory")
     return _download(name, revision)
+
+
+def gguf_file(model: str | Path) -> Path | None:
+    """The path of a model that is named as a GGUF file, else None.
+
+    Raises:
+        ModelLoadError: there is no such file.
+    """
+    path = Path(model).expanduser()
+    if path.suffix.lower() != ".gguf" or path.is_dir():
+        return None
+    if not path.is_file():
+        raise ModelLoadError(f"{path}: no such file")
+    return path
 
 
 def _download(name: str, revision: str | None) -> Path:
