@@ -43,10 +43,7 @@ def resolve_model(model: str | Path | None, revision: str | None = None) -> Path
     path = Path(name).expanduser()
     if path.is_dir():
         return path
-    if (file := gguf_file(name)) is not None:
-        raise ModelLoadError(
-            f"{file}: a GGUF file; convert it first: jaxinfer convert {file} DIRECTORY"
-        )
+    refuse_gguf(name)
     if path.exists():
         raise ModelLoadError(f"{name}: is a file; give the directory that holds config.json")
     if isinstance(model, Path) or not _HUB_ID.fullmatch(name) or ".." in name:
@@ -66,6 +63,18 @@ def gguf_file(model: str | Path) -> Path | None:
     if not path.is_file():
         raise ModelLoadError(f"{path}: no such file")
     return path
+
+
+def refuse_gguf(model: str | Path) -> None:
+    """Say what to do with a GGUF file where a model directory is wanted.
+
+    Raises:
+        ModelLoadError: it is one, or would be.
+    """
+    if (file := gguf_file(model)) is not None:
+        raise ModelLoadError(
+            f"{file}: a GGUF file; convert it first: jaxinfer convert {file} DIRECTORY"
+        )
 
 
 def _download(name: str, revision: str | None) -> Path:

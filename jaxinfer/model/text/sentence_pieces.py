@@ -4,7 +4,6 @@ Characters without a token are written as tokens of their bytes, `<0x00>` to `<0
 tokenizers put a space before a text, which their decoders remove again.
 """
 
-import codecs
 import json
 import re
 from typing import Any
@@ -78,27 +77,6 @@ def sentence_pieces(decoder: Any) -> SentencePieceTokens | None:
     if rest in ([_JOINED, _WITHOUT_FIRST_SPACE], [_BYTES, _JOINED, _WITHOUT_FIRST_SPACE]):
         return SentencePieceTokens(drops_first_space=True)
     return None
-
-
-class FirstSpaceDecoder(codecs.IncrementalDecoder):
-    """UTF-8 without the space that the text may begin with; other bytes become U+FFFD."""
-
-    def __init__(self) -> None:
-        super().__init__("replace")
-        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        self._is_first = True
-
-    def decode(self, input: bytes, final: bool = False) -> str:
-        """The text of the next bytes, without a character that is not complete."""
-        if self._is_first and input:
-            self._is_first = False
-            input = input.removeprefix(b" ")
-        return self._decoder.decode(input, final)
-
-    def reset(self) -> None:
-        """Begin another text."""
-        self._decoder.reset()
-        self._is_first = True
 
 
 def _is_at_start(step: dict[str, Any]) -> bool:

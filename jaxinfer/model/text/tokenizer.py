@@ -1,6 +1,5 @@
 """The tokenizer: text to token ids and back, from a model directory's files, not transformers."""
 
-import codecs
 import hashlib
 import pathlib
 import re
@@ -12,8 +11,8 @@ import tokenizers
 from jaxinfer.model.generation_config import GenerationConfig
 from jaxinfer.model.text.added_tokens import add_tokens, read_settings, special_tokens
 from jaxinfer.model.text.chat_template import ChatTemplate
-from jaxinfer.model.text.sentence_pieces import FirstSpaceDecoder
 from jaxinfer.model.text.template_files import DEFAULT, TOOL_USE, read_templates
+from jaxinfer.model.text.text_decoder import FirstSpaceDecoder, TextDecoder, plain_decoder
 from jaxinfer.model.text.text_ends import TextEnds
 from jaxinfer.model.text.token_bytes import token_bytes_of
 from jaxinfer.model.text.tokenizer_file import read_tokenizer_file, whole_texts
@@ -186,7 +185,7 @@ class Tokenizer:
 
     def text_decoder(
         self, preceding: Iterable[int] = (), *, skip_special_tokens: bool = True
-    ) -> codecs.IncrementalDecoder:
+    ) -> TextDecoder:
         """Makes text of the bytes of tokens, as they come; see `token_bytes`.
 
         The text and what precedes it are together what `decode` makes of all tokens: where
@@ -202,7 +201,7 @@ class Tokenizer:
             if not (skip_special_tokens and token_id in self._special_ids)
         ):
             return FirstSpaceDecoder()
-        return codecs.getincrementaldecoder("utf-8")(errors="replace")
+        return plain_decoder()
 
     def batch_decode(
         self, sequences: Iterable[Iterable[int]], *, skip_special_tokens: bool = True

@@ -1,9 +1,9 @@
 """Reads the header of a GGUF file: its metadata, and where its tensors lie, checked by its size.
 
-The format (https://github.com/ggml-org/ggml/blob/master/docs/gguf.md): magic, version, the numbers
-of tensors and of metadata; the metadata, each a key, a type and a value; of each tensor its name,
-shape, type and offset; the tensors' bytes. Every count and length comes from a stranger: none is
-believed that the rest of the file is too small for.
+The format, which ggml's repository describes: magic, version, the numbers of tensors and of
+metadata; the metadata, each a key, a type and a value; of each tensor its name, shape, type and
+offset; the tensors' bytes. Every count and length comes from a stranger: none is believed that the
+rest of the file is too small for.
 """
 
 import math
