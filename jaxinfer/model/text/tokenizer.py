@@ -156,14 +156,13 @@ class Tokenizer:
         return [encoding.ids for encoding in encodings]
 
     def encode_following(self, texts: Sequence[str]) -> list[list[int]]:
-        """Token ids of texts that each go on from another text.
+        """Token ids of short texts that each go on from another text.
 
         No special token is added, and no space, which SentencePiece puts before a text.
         """
         if self._following is None:
             self._following = self._kind.following(self._backend)
-        encodings = self._following.encode_batch_fast(list(texts), add_special_tokens=False)
-        return [encoding.ids for encoding in encodings]
+        return [self._following.encode(text, add_special_tokens=False).ids for text in texts]
 
     def least_tokens(self, text: str) -> int:
         """A lower bound of a text's number of tokens; much quicker than `encode`."""

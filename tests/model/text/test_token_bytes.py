@@ -11,6 +11,7 @@ from tokenizers import decoders, models
 
 from jaxinfer.errors import ModelLoadError
 from jaxinfer.model.text.bad_words import bad_word_ids
+from jaxinfer.model.text.thinking_tokens import thinking_tokens
 from jaxinfer.model.text.tokenizer import Tokenizer
 from jaxinfer.serving.requests.detokenizer import Detokenizer
 from tests.model.text.small_sentence_pieces import FORMS, build_pieces
@@ -134,6 +135,16 @@ def test_a_text_that_follows_another_has_no_space_of_its_own(form):
         assert data == text.replace("▁", " ").encode()
     words = bad_word_ids(["fox"], tokenizer)
     assert [b"".join(map(tokenizer.token_bytes, ids)) for ids in words] == [b"fox", b" fox"]
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_the_end_of_thinking_has_no_space_before_it(form):
+    backend = tokenizers.Tokenizer.from_str(backend_of(form).to_str())
+    backend.add_special_tokens(["<think>", "</think>"])
+    tokenizer = Tokenizer(backend)
+    tokens = thinking_tokens(tokenizer, tokenizer.vocab_size)
+    assert tokens is not None
+    assert b"".join(map(tokenizer.token_bytes, tokens.ending)) == b"\n</think>\n\n"
 
 
 def test_the_bound_counts_bytes_and_no_spaces_that_a_token_may_take_in():

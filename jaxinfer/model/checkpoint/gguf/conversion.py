@@ -18,7 +18,8 @@ from jaxinfer.model.checkpoint.gguf.tokenizer import (
     Vocabulary,
     make_tokenizer,
     read_vocabulary,
-    write_text_files,
+    write_templates,
+    write_tokenizer,
 )
 from jaxinfer.model.checkpoint.output_directory import (
     check_destination,
@@ -28,6 +29,9 @@ from jaxinfer.model.checkpoint.output_directory import (
 from jaxinfer.model.checkpoint.parameter_names import flatten, unflatten
 from jaxinfer.model.checkpoint.weights import save_params
 from jaxinfer.model.config import ModelConfig
+from jaxinfer.model.text.added_tokens import read_settings
+from jaxinfer.model.text.template_files import read_templates
+from jaxinfer.model.text.tokenizer import Tokenizer
 
 _TOKENIZER = "tokenizer.json"
 _BESIDE = (
@@ -44,8 +48,8 @@ def convert_gguf(
 ) -> None:
     """Write the model of a GGUF file to ``destination``: all of it or nothing.
 
-    Weights are dequantized one at a time into safetensors. The tokenizer and the chat template are
-    those of the file, or of a tokenizer.json and the files with it that lie beside the file.
+    Weights are dequantized one at a time into safetensors. The tokenizer and the chat templates are
+    those of the file; where a tokenizer.json lies beside it, that and the files with it.
 
     Args:
         file: a little-endian GGUF file of version 2 or 3.
@@ -69,9 +73,11 @@ def convert_gguf(
         raise ModelLoadError(
             f"{file}: {len(vocabulary.tokens)} tokens, and embeddings of {config.vocab_size}"
         )
-    has_own = has_file(file.parent, _TOKENIZER)
-    check_own = _check_beside if has_own else make_tokenizer
-    check_own(vocabulary)
+    if is_beside := has_file(file.parent, _TOKENIZER):
+        backend = _read_beside(vocabulary)
+    else:
+        backend = make_tokenizer(vocabulary)
+    Tokenizer(backend, origin=str(file))  # refuses one that could not be served
     described = dict(flatten(abstract_params(config, dtype)))
     shapes = {path: leaf.shape for path, leaf in described.items()}
     leaves = lazy_leaves(header, config, shapes, np.dtype(dtype), _counter(header, progress))
@@ -80,10 +86,12 @@ def convert_gguf(
         check_space(destination, sum(sizes))
         save_params(unflatten(leaves), config, partial)
         _write_generation_config(config, partial)
-        if has_own:
+        if is_beside:
             _copy_beside(file, partial)
         else:
-            write_text_files(vocabulary, header, partial, config.max_position_embeddings)
+            write_tokenizer(backend, vocabulary, partial, config.max_position_embeddings)
+        if not read_templates(partial, read_settings(partial)):
+            write_templates(header, partial)
 
 
 def _counter(
@@ -101,8 +109,12 @@ def _counter(
     return on_read
 
 
-def _check_beside(vocabulary: Vocabulary) -> None:
-    """Refuse a tokenizer.json whose tokens are not the file's."""
+def _read_beside(vocabulary: Vocabulary) -> tokenizers.Tokenizer:
+    """The tokenizer of a tokenizer.json beside the file.
+
+    Raises:
+        ModelLoadError: it is damaged, or its tokens are not the file's.
+    """
     path = contained_file(vocabulary.file.parent, _TOKENIZER, vocabulary.file)
     try:
         found = tokenizers.Tokenizer.from_file(str(path))
@@ -115,6 +127,7 @@ def _check_beside(vocabulary: Vocabulary) -> None:
                 f"{path}: token {i} is {other!r:.60}, and {token!r:.60} in {vocabulary.file.name}; "
                 "move what belongs to another model away"
             )
+    return found
 
 
 def _copy_beside(file: Path, directory: Path) -> None:

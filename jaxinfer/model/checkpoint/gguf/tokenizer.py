@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -107,21 +107,18 @@ def make_tokenizer(vocabulary: Vocabulary) -> tokenizers.Tokenizer:
     return backend
 
 
-def write_text_files(
-    vocabulary: Vocabulary, header: GgufHeader, directory: Path, most_tokens: int
+def write_tokenizer(
+    backend: tokenizers.Tokenizer, vocabulary: Vocabulary, directory: Path, most_tokens: int
 ) -> None:
-    """Write tokenizer.json, tokenizer_config.json and chat templates.
+    """Write tokenizer.json and tokenizer_config.json.
 
     Args:
+        backend: the tokenizer of the vocabulary.
         vocabulary: of the file.
-        header: of the file.
         directory: exists.
         most_tokens: context length of the model.
-
-    Raises:
-        ModelLoadError: as `make_tokenizer`, or a template's name is no name.
     """
-    make_tokenizer(vocabulary).save(str(directory / "tokenizer.json"))
+    backend.save(str(directory / "tokenizer.json"))
     named = {_HF_NAMES.get(name, f"{name}_token"): vocabulary.named(name) for name in _NAMES}
     settings = {
         "tokenizer_class": "PreTrainedTokenizerFast",
@@ -131,10 +128,28 @@ def write_text_files(
     }
     text = json.dumps(settings, indent=2, ensure_ascii=False)
     (directory / "tokenizer_config.json").write_text(text + "\n", encoding="utf-8")
-    for name, template in _templates(header):
-        path = directory / name
+
+
+def write_templates(header: GgufHeader, directory: Path) -> None:
+    """Write the file's chat templates, each as the file of a directory that is read as it.
+
+    Raises:
+        ModelLoadError: a template is no text, or its name is no name.
+    """
+    for key, text in header.fields.items():
+        if key == _TEMPLATE:
+            path = directory / "chat_template.jinja"
+        elif key.startswith(f"{_TEMPLATE}."):
+            name = key.removeprefix(f"{_TEMPLATE}.")
+            if not _TEMPLATE_NAME.fullmatch(name):
+                raise ModelLoadError(f"{header.file}: {name!r:.60} is no name of a chat template")
+            path = directory / TEMPLATES_DIRECTORY / f"{name}.jinja"
+        else:
+            continue
+        if not isinstance(text, str):
+            raise ModelLoadError(f"{header.file}: {key!r:.60} is no text")
         path.parent.mkdir(exist_ok=True)
-        path.write_text(template, encoding="utf-8")
+        path.write_text(text, encoding="utf-8")
 
 
 def _byte_level(vocabulary: Vocabulary) -> tuple[tokenizers.Tokenizer, bool]:
@@ -247,15 +262,3 @@ def _unknown(vocabulary: Vocabulary, key: str, known: Sequence[str]) -> str:
         f"{vocabulary.file}: {_PREFIX}{key} is {vocabulary.fields.get(key)!r:.40}; known are "
         f"{', '.join(known)}; put the model's own tokenizer.json beside the file"
     )
-
-
-def _templates(header: GgufHeader) -> Iterator[tuple[str, str]]:
-    """Path in the directory and text of each."""
-    for key, text in header.fields.items():
-        if key == _TEMPLATE:
-            yield "chat_template.jinja", text
-        elif key.startswith(f"{_TEMPLATE}."):
-            name = key.removeprefix(f"{_TEMPLATE}.")
-            if not _TEMPLATE_NAME.fullmatch(name):
-                raise ModelLoadError(f"{header.file}: {name!r:.60} is no name of a chat template")
-            yield f"{TEMPLATES_DIRECTORY}/{name}.jinja", text

@@ -9,7 +9,7 @@ import pytest
 
 from jaxinfer import ModelConfig, load_params
 from jaxinfer.convert import main
-from jaxinfer.errors import MissingPackageError
+from jaxinfer.errors import MissingPackageError, ModelLoadError
 from jaxinfer.model.checkpoint.gguf import package
 from jaxinfer.model.checkpoint.gguf.conversion import convert_gguf
 from jaxinfer.model.checkpoint.gguf.header import TYPES, read_header
@@ -120,6 +120,17 @@ def test_values_that_a_dtype_can_not_hold_are_named(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["x.gguf"]
 
 
+def test_a_tokenizer_that_could_not_be_served_is_refused_before_anything_is_written(tmp_path):
+    model = files.small_models.build(family="Llama", num_hidden_layers=1, **files.SIZES)
+    fields = files.metadata(model.config, "llama")
+    fields |= {"tokenizer.ggml.tokens": ["a", "b", "<"], "tokenizer.ggml.token_type": [1, 1, 1]}
+    fields |= {"tokenizer.ggml.merges": None, "tokenizer.ggml.eos_token_id": 2}
+    files.write(tmp_path / "x.gguf", fields, files.tensors_of(model, "llama", 1))
+    with pytest.raises(ModelLoadError, match=r"x\.gguf: the tokenizer lacks 253 of the 256 bytes"):
+        convert_gguf(tmp_path / "x.gguf", tmp_path / "model")
+    assert [path.name for path in tmp_path.iterdir()] == ["x.gguf"]
+
+
 def test_weights_are_taken_one_at_a_time(file, tmp_path, monkeypatch):
     from jaxinfer.model.checkpoint.gguf.tensors import LazyTensor
 
@@ -145,6 +156,10 @@ def test_a_tokenizer_beside_the_file_is_taken_if_it_has_the_same_tokens(file, tm
     convert_gguf(beside, tmp_path / "model")
     assert (tmp_path / "model" / "chat_template.jinja").read_text() == "mine"
     assert Tokenizer.from_directory(tmp_path / "model").to_json() == backend.to_str()
+    (tmp_path / "chat_template.jinja").unlink()
+    convert_gguf(beside, tmp_path / "other")  # the file's own template is better than none
+    template = (tmp_path / "other" / "chat_template.jinja").read_text()
+    assert template == "{{ messages[0].content }}"
     changed = json.loads(backend.to_str())
     changed["added_tokens"][0]["content"] = "<|other|>"
     (tmp_path / "tokenizer.json").write_text(json.dumps(changed))

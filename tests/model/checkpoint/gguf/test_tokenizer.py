@@ -14,7 +14,8 @@ from jaxinfer.model.checkpoint.gguf.splits import SPLITS
 from jaxinfer.model.checkpoint.gguf.tokenizer import (
     make_tokenizer,
     read_vocabulary,
-    write_text_files,
+    write_templates,
+    write_tokenizer,
 )
 from jaxinfer.model.text.tokenizer import Tokenizer
 from tests.model.checkpoint.gguf import files
@@ -106,7 +107,9 @@ def test_files_that_transformers_reads_too_are_written(tmp_path):
     fields = {f"tokenizer.ggml.{key}": value for key, value in byte_level().items()}
     fields |= {"tokenizer.chat_template": "one", "tokenizer.chat_template.tool_use": "two"}
     header = GgufHeader(tmp_path / "x", fields, {})
-    write_text_files(read_vocabulary(header), header, tmp_path, 512)
+    vocabulary = read_vocabulary(header)
+    write_tokenizer(make_tokenizer(vocabulary), vocabulary, tmp_path, 512)
+    write_templates(header, tmp_path)
     tokenizer = Tokenizer.from_directory(tmp_path)
     assert tokenizer.special_tokens == {"bos_token": "<|endoftext|>", "eos_token": "<|im_end|>"}
     assert tokenizer.eos_token_ids == (tokenizer.token_to_id("<|im_end|>"),)
@@ -176,12 +179,14 @@ def test_what_is_not_known_is_named(tmp_path, given, cause):
     assert "\n" not in str(caught.value)
 
 
-def test_a_template_with_a_name_that_leads_elsewhere_is_refused(tmp_path):
-    fields = {f"tokenizer.ggml.{key}": value for key, value in byte_level().items()}
-    fields["tokenizer.chat_template.../x"] = "bad"
-    header = GgufHeader(tmp_path / "x", fields, {})
-    with pytest.raises(ModelLoadError, match=r"'\.\./x' is no name of a chat template"):
-        write_text_files(read_vocabulary(header), header, tmp_path, 512)
+def test_a_template_that_is_no_text_or_leads_elsewhere_is_refused(tmp_path):
+    for fields, cause in (
+        ({"tokenizer.chat_template.../x": "bad"}, r"'\.\./x' is no name of a chat template"),
+        ({"tokenizer.chat_template": 3}, r"'tokenizer\.chat_template' is no text"),
+    ):
+        with pytest.raises(ModelLoadError, match=cause):
+            write_templates(GgufHeader(tmp_path / "x", fields, {}), tmp_path)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_vocabulary_is_read_from_a_file(tmp_path):
