@@ -173,14 +173,13 @@ def write_model(path: Path, family: str, **changes: Any) -> Any:
     architecture = family.lower()
     fields, tensors = metadata(model.config, architecture), tensors_of(model, architecture, 1)
     if model.config.rope_parameters["rope_type"] == "llama3":
-        tensors["rope_freqs.weight"] = "F32", llama3_factors(model.config)
+        tensors["rope_freqs.weight"] = "F32", llama3_factors(model.config.rope_parameters)
     write(path, fields, tensors)
     return model
 
 
-def llama3_factors(config: Any) -> np.ndarray:
+def llama3_factors(rope: dict[str, Any]) -> np.ndarray:
     """As llama.cpp's converter computes them: float32 ``[D / 2]``."""
-    rope = config.rope_parameters
     factor, original = rope["factor"], rope["original_max_position_embeddings"]
     low, high = rope["low_freq_factor"], rope["high_freq_factor"]
     dim = SIZES["head_dim"]

@@ -102,8 +102,7 @@ def test_what_is_not_converted_is_named(tmp_path, changes, cause):
 
 
 def test_factors_of_rotations_are_llama_3s_or_refused(tmp_path):
-    model = files.small_models.build(family="Llama", **files.SIZES, rope_parameters=files.LLAMA3)
-    factors = files.llama3_factors(model.config)
+    factors = files.llama3_factors(files.LLAMA3)
     own = {"rope_freqs.weight": ("F32", factors)}
     scaling = config_of(tmp_path / "x", {}, own).rope_scaling
     assert scaling is not None

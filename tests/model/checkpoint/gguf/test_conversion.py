@@ -29,7 +29,13 @@ VARIANTS = {
 }
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize(
+    "variant",
+    [
+        "llama",
+        *(pytest.param(name, marks=pytest.mark.slow) for name in VARIANTS if name != "llama"),
+    ],
+)
 def test_logits_equal_transformers_on_the_dequantized_weights(variant, tmp_path):
     family, changes = VARIANTS[variant]
     if family.lower() not in FAMILIES:
