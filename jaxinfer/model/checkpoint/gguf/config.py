@@ -34,8 +34,10 @@ _SCALING = {
 # Checked, or without an effect on the values that a model computes.
 _OTHERS = (
     *("vocab_size", "attention.value_length", "rope.dimension_count", _ROPE_BASE),
-    *("rope.scaling.type", "rope.scaling.finetuned", "attention.causal"),
+    *("rope.scaling.type", "rope.scaling.finetuned", "attention.causal", "tensor_data_layout"),
 )
+# Older files name the order of the rows of q and k, which all Llamas have.
+_LAYOUT, _LLAMA_LAYOUT = "tensor_data_layout", "meta ai original pth"
 _END_IDS = ("eos_token_id", "eot_token_id", "eom_token_id")
 
 
@@ -63,26 +65,13 @@ class _MetadataError(Exception):
 def _hf_config(header: GgufHeader, dtype: str) -> dict[str, Any]:
     """The object of config.json."""
     name = _architecture(header.fields)
-    own = {
-        key.removeprefix(f"{name}."): value
-        for key, value in header.fields.items()
-        if key.startswith(f"{name}.")
-    }
-    known = {*_SIZES, *_SCALING, *_OTHERS}
-    for key, value in own.items():
-        if key not in known and not _is_nothing(value):
-            raise _MetadataError(f"its metadata has {name}.{key}, which is not converted")
-    if not own.get("attention.causal", True):
-        raise _MetadataError(f"{name}.attention.causal is false: the model writes no text")
-    for key in _SIZES:
-        if key not in own and key not in _OPTIONAL:
-            raise _MetadataError(f"its metadata lacks {name}.{key}")
+    own = _own_metadata(header.fields, name)
     mapping = {_SIZES[key]: value for key, value in own.items() if key in _SIZES}
-    for key in ("attention.value_length", "rope.dimension_count"):
-        head_dim = mapping.get("head_dim") or _head_dim(mapping)
-        if own.get(key, head_dim) != head_dim:
-            raise _MetadataError(f"{name}.{key} is {own[key]!r:.40}, and heads have {head_dim}")
     mapping.setdefault("head_dim", _head_dim(mapping))
+    for key in ("attention.value_length", "rope.dimension_count"):
+        value, head_dim = own.get(key, mapping["head_dim"]), mapping["head_dim"]
+        if value != head_dim:
+            raise _MetadataError(f"{name}.{key} is {value!r:.40}, and heads have {head_dim!r:.40}")
     mapping["architectures"] = [family_of(name).hf_class]
     mapping["model_type"] = name
     mapping["torch_dtype"] = dtype
@@ -95,8 +84,37 @@ def _hf_config(header: GgufHeader, dtype: str) -> dict[str, Any]:
     return mapping | _vocabulary(header)
 
 
+def _own_metadata(fields: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """What the metadata have of this architecture, by keys without its name."""
+    own = {
+        key.removeprefix(f"{name}."): _one(fields, key)
+        for key in fields
+        if key.startswith(f"{name}.")
+    }
+    known = {*_SIZES, *_SCALING, *_OTHERS}
+    for key, value in own.items():
+        if key not in known and not _is_nothing(value):
+            raise _MetadataError(f"its metadata has {name}.{key}, which is not converted")
+    if str(own.get(_LAYOUT, _LLAMA_LAYOUT)).lower() != _LLAMA_LAYOUT:
+        raise _MetadataError(f"{name}.{_LAYOUT} is {own[_LAYOUT]!r:.60}, which is not converted")
+    if not own.get("attention.causal", True):
+        raise _MetadataError(f"{name}.attention.causal is false: the model writes no text")
+    for key in _SIZES:
+        if key not in own and key not in _OPTIONAL:
+            raise _MetadataError(f"its metadata lacks {name}.{key}")
+    return own
+
+
+def _one(fields: Mapping[str, Any], key: str, default: Any = None) -> Any:
+    """A value that is no list."""
+    value = fields.get(key, default)
+    if isinstance(value, list | np.ndarray):
+        raise _MetadataError(f"{key:.60} is a list, which is not converted")
+    return value
+
+
 def _architecture(fields: Mapping[str, Any]) -> str:
-    name, kind = fields.get("general.architecture"), fields.get("general.type", "model")
+    name, kind = _one(fields, "general.architecture"), _one(fields, "general.type", "model")
     if kind == "adapter" or "adapter.type" in fields:
         raise _MetadataError("an adapter (LoRA), not a model; convert its base model")
     if kind == "mmproj" or name in ("clip", "mmproj"):
@@ -110,7 +128,7 @@ def _architecture(fields: Mapping[str, Any]) -> str:
         raise _MetadataError(
             f"general.architecture is {name!r:.40}; these are converted: {converted}"
         )
-    if fields.get("split.count", 1) not in (0, 1):
+    if _one(fields, "split.count", 1) not in (0, 1):
         raise _MetadataError(
             f"one of {fields['split.count']} parts; merge them first (llama-gguf-split --merge)"
         )
@@ -136,7 +154,8 @@ def _vocabulary(header: GgufHeader) -> dict[str, Any]:
     embedding = header.tensors.get("token_embd.weight")
     if embedding is None:
         raise _MetadataError("it has no tensor token_embd.weight")
-    given = {key: header.fields.get(f"tokenizer.ggml.{key}") for key in (*_END_IDS, "bos_token_id")}
+    ids = (*_END_IDS, "bos_token_id")
+    given = {key: _one(header.fields, f"tokenizer.ggml.{key}") for key in ids}
     ends = dict.fromkeys(given[key] for key in _END_IDS if given[key] is not None)
     return {
         "vocab_size": embedding.shape[0],
@@ -167,10 +186,10 @@ def _factors_scaling(header: GgufHeader, mapping: Mapping[str, Any]) -> dict[str
     factors = read_values(header, ROPE_FACTORS).ravel()
     if (factors == 1).all():
         return None
-    half = mapping["head_dim"] // 2
-    if factors.shape == (half,) and np.isfinite(factors).all() and factors.max() > 1:
+    half, theta = len(factors), mapping["rope_theta"]
+    is_known = mapping["head_dim"] == 2 * half and isinstance(theta, float) and 1 < theta < 1e12
+    if is_known and np.isfinite(factors).all() and factors.max() > 1:
         scaling = Llama3RopeScaling(float(factors.max()), 1.0, 4.0, 8192)
-        theta = float(mapping["rope_theta"])
         wavelengths = np.float32(theta) ** (np.arange(half, dtype=np.float32) / half)
         frequencies, _ = scaling.scaled(wavelengths, theta)
         if np.allclose(factors, 1 / (wavelengths * frequencies), rtol=1e-3, atol=0):

@@ -19,6 +19,7 @@ from jaxinfer.model.checkpoint.gguf.splits import SPLITS
 _PREFIX = "tokenizer.ggml."
 _UNKNOWN, _CONTROL, _USER_DEFINED, _BYTE = 2, 3, 4, 6  # kinds of tokens
 _SPACE = "▁"
+_LISTS = ("merges", "scores", "precompiled_charsmap")
 _MOST_CHARS = 1024  # of a token
 _NAMES = ("bos", "eos", "unknown", "padding")
 _HF_NAMES = {"unknown": "unk_token", "padding": "pad_token"}
@@ -75,6 +76,9 @@ def read_vocabulary(header: GgufHeader) -> Vocabulary:
         )
     if len(set(tokens)) < len(tokens):
         raise ModelLoadError(f"{header.file}: {_PREFIX}tokens has a token twice")
+    for key, value in fields.items():
+        if isinstance(value, list | np.ndarray) and key not in _LISTS:
+            raise ModelLoadError(f"{header.file}: {_PREFIX}{key:.60} is a list")
     if kinds is None:
         kinds = np.ones(len(tokens), np.int32)
     if not isinstance(kinds, np.ndarray) or kinds.shape != (len(tokens),):
@@ -158,10 +162,12 @@ def _byte_level(vocabulary: Vocabulary) -> tuple[tokenizers.Tokenizer, bool]:
     split = SPLITS.get(name) if isinstance(name, str) else None
     if split is None:
         raise ModelLoadError(_unknown(vocabulary, "pre", list(SPLITS)))
-    merges = [tuple(str(each).split(" ")) for each in vocabulary.fields.get("merges", ())]
+    merges = vocabulary.fields.get("merges", [])
+    if not isinstance(merges, list):
+        raise ModelLoadError(f"{vocabulary.file}: {_PREFIX}merges is no list of texts")
     model = models.BPE(
         _ids(vocabulary),
-        _checked(merges, vocabulary),
+        _checked([tuple(each.split(" ")) for each in merges], vocabulary),
         unk_token=vocabulary.named("unknown"),  # of bytes that no token has
         ignore_merges=split.ignores_merges,
     )

@@ -1,12 +1,15 @@
 """What a GGUF file's metadata ask for is converted, or refused by name."""
 
+import itertools
+
 import numpy as np
 import pytest
 
 from jaxinfer.errors import ModelLoadError
 from jaxinfer.model.checkpoint.gguf.config import read_config
-from jaxinfer.model.checkpoint.gguf.header import read_header
+from jaxinfer.model.checkpoint.gguf.header import GgufHeader, read_header
 from jaxinfer.model.checkpoint.gguf.tensors import tree_paths
+from jaxinfer.model.checkpoint.gguf.tokenizer import make_tokenizer, read_vocabulary
 from jaxinfer.model.families.table import FAMILIES
 from jaxinfer.model.rope_scaling import RopeScaling
 from tests.model.checkpoint.gguf import files
@@ -45,6 +48,7 @@ def test_sizes_and_ends_are_read(tmp_path):
     output = {"output.weight": EMBEDDING["token_embd.weight"]}
     assert not config_of(tmp_path / "u", {}, output).tie_word_embeddings
     nothing = {"llama.expert_count": 0, "llama.attention.causal": True}
+    nothing["llama.tensor_data_layout"] = "Meta AI original pth"
     assert config_of(tmp_path / "v", nothing) == config
 
 
@@ -78,7 +82,7 @@ def test_qwen2_has_the_names_of_its_biases(tmp_path):
         ({"llama.context_length": None}, "lacks llama.context_length"),
         ({"llama.embedding_length": "big"}, "embedding_length 'big'"),
         ({"llama.attention.head_count": 0}, "head_count is 0"),
-        ({"llama.attention.head_count": [4, 4]}, "head_count is array"),
+        ({"llama.attention.head_count": [4, 4]}, "head_count is a list, which is not"),
         ({"llama.block_count": 2**31}, "num_hidden_layers"),
         ({"llama.attention.head_count_kv": 3}, "multiple of num_key_value_heads"),
         ({"llama.rope.dimension_count": 32}, "rope.dimension_count is 32, and heads have 64"),
@@ -90,6 +94,7 @@ def test_qwen2_has_the_names_of_its_biases(tmp_path):
         ({"llama.expert_count": 8}, "has llama.expert_count, which is not converted"),
         ({"llama.attention.sliding_window": 4096}, "has llama.attention.sliding_window"),
         ({"llama.attention.causal": False}, "causal is false"),
+        ({"llama.tensor_data_layout": "other"}, "llama.tensor_data_layout is 'other'"),
         ({"llama.logit_scale": 2.0}, "has llama.logit_scale"),
         ({"tokenizer.ggml.eos_token_id": 512}, "eos_token_id"),
     ],
@@ -99,6 +104,36 @@ def test_what_is_not_converted_is_named(tmp_path, changes, cause):
         config_of(tmp_path / "x.gguf", changes)
     assert "\n" not in str(caught.value)
     assert str(tmp_path / "x.gguf") in str(caught.value)
+
+
+@pytest.mark.parametrize("scaling", ["yarn", "llama3"])
+def test_odd_values_are_refused_or_read_but_nothing_else(tmp_path, scaling):
+    fields = {"general.architecture": "llama", "general.type": "model", "split.count": 1}
+    own = {**SIZES, "attention.key_length": 64, "rope.dimension_count": 64}
+    own |= {"attention.causal": True, "tensor_data_layout": "Meta AI original pth"}
+    own["rope.scaling.type"] = "none"
+    tensors = dict(EMBEDDING)
+    if scaling == "yarn":
+        keys = {"type": "yarn", "factor": 2.0, "original_context_length": 128}
+        own |= {f"rope.scaling.{key}": value for key, value in keys.items()}
+    else:
+        tensors["rope_freqs.weight"] = "F32", files.llama3_factors(files.LLAMA3)
+    fields |= {f"llama.{key}": value for key, value in own.items()}
+    fields |= {f"tokenizer.ggml.{key}": value for key, value in files.vocabulary().items()}
+    fields["tokenizer.ggml.token_type"] = np.array(fields["tokenizer.ggml.token_type"])
+    files.write(tmp_path / "x", {"general.architecture": "llama"}, tensors)
+    found, refused = read_header(tmp_path / "x").tensors, set()
+    assert read_config(GgufHeader(tmp_path / "x", fields, found), "bfloat16").rope_scaling
+    odd = ("x", "", -1, 0, 2**63, 1e300, float("nan"), True, [], ["a"], np.arange(3), np.ones(0))
+    for key, (i, value) in itertools.product(fields, enumerate(odd)):
+        header = GgufHeader(tmp_path / "x", fields | {key: value}, found)
+        try:
+            read_config(header, "bfloat16")
+            make_tokenizer(read_vocabulary(header))
+        except ModelLoadError as error:
+            assert "\n" not in str(error)  # noqa: PT017
+            refused.add((key, i))
+    assert len(odd) * len(fields) // 2 < len(refused) < len(odd) * len(fields)
 
 
 def test_factors_of_rotations_are_llama_3s_or_refused(tmp_path):
