@@ -11,7 +11,7 @@ COMMANDS = {
     "chat": "talk with a model in the terminal",
     "bench": "measure a running OpenAI server under load",
     "profile": "say which part of a model takes the time of its steps",
-    "convert": "convert a checkpoint between safetensors and Orbax",
+    "convert": "convert a checkpoint between safetensors and Orbax, or from GGUF",
     "pull": "download a model from the Hugging Face hub into its local cache",
     "list": "list the models in the cache, and the families that run them",
     "rm": "remove a model from the cache",

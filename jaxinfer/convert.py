@@ -1,23 +1,30 @@
-"""`jaxinfer convert`: a model directory from safetensors to Orbax, or back."""
+"""`jaxinfer convert`: a model directory from safetensors to Orbax, or back, or from GGUF."""
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 from jaxinfer.cli.flags.parser import CommandParser
 from jaxinfer.cli.process import OK, end_process, run_command
 
+if TYPE_CHECKING:
+    from pathlib import Path
+
 _EPILOG = """examples:
   jaxinfer convert Qwen/Qwen3-0.6B qwen3-orbax
-  jaxinfer convert qwen3-orbax qwen3-safetensors --dtype float32"""
+  jaxinfer convert qwen3-orbax qwen3-safetensors --dtype float32
+  jaxinfer convert SmolLM2-135M-Instruct.Q8_0.gguf smollm2"""
 
 
 def build_parser() -> CommandParser:
     """The flags of `jaxinfer convert`."""
     parser = CommandParser(
-        "convert", "Convert a model directory between safetensors and Orbax.", _EPILOG
+        "convert",
+        "Convert a model directory between safetensors and Orbax, or a GGUF file to safetensors.",
+        _EPILOG,
     )
-    parser.add_argument("model", help="directory or hub id of the model to read")
+    parser.add_argument("model", help="directory or hub id of the model to read, or a GGUF file")
     parser.add_argument("output", help="directory to write; must not hold files")
     parser.add_argument(
         "--to",
@@ -27,7 +34,7 @@ def build_parser() -> CommandParser:
     parser.add_argument(
         "--dtype",
         choices=["float32", "bfloat16", "float16"],
-        help="dtype of the written weights (default: the one config.json names)",
+        help="dtype of the written weights (default: the one config.json names; bfloat16 for GGUF)",
     )
     parser.add_argument("--revision", help="branch, tag or commit on the hub (default: main)")
     parser.add_argument("-q", "--quiet", action="store_true", help="no progress bar, no summary")
@@ -46,22 +53,40 @@ def _run(arguments: argparse.Namespace) -> int:
     from jaxinfer.cli.platform import start_platform
 
     start_platform()
-    from jaxinfer.model.checkpoint.conversion import convert_directory
-    from jaxinfer.model.checkpoint.hub import resolve_model
     from jaxinfer.progress import ProgressBar
 
-    source = resolve_model(arguments.model, arguments.revision)
-    output, to, dtype = Path(arguments.output), arguments.to, arguments.dtype
-    shown = not arguments.quiet
+    output, shown = Path(arguments.output), not arguments.quiet
     try:
         with ProgressBar(None, "Loading", enabled=shown, unit="B", unit_scale=True) as bar:
-            written = convert_directory(source, output, to, dtype, bar.advance_to)
+            written = _convert(arguments, output, bar.advance_to)
     except KeyboardInterrupt:
         print(f"interrupted; {output} was not written", file=sys.stderr, flush=True)
         raise
     if not arguments.quiet:
         print(f"wrote {output} ({written})", file=sys.stderr)
     return OK
+
+
+def _convert(
+    arguments: argparse.Namespace, output: "Path", progress: Callable[[int, int], None]
+) -> str:
+    """Write the directory; returns its format."""
+    from jaxinfer.model.checkpoint.conversion import convert_directory
+    from jaxinfer.model.checkpoint.hub import gguf_file, resolve_model
+
+    to, dtype = arguments.to, arguments.dtype
+    file = gguf_file(arguments.model)
+    if file is None:
+        source = resolve_model(arguments.model, arguments.revision)
+        return convert_directory(source, output, to, dtype, progress)
+    if to == "orbax":
+        raise ValueError(
+            f"--to orbax: {file.name} becomes safetensors; convert that directory to Orbax"
+        )
+    from jaxinfer.model.checkpoint.gguf.conversion import convert_gguf
+
+    convert_gguf(file, output, dtype, progress)
+    return "safetensors"
 
 
 if __name__ == "__main__":

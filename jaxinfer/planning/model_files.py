@@ -6,6 +6,7 @@ from typing import Any
 
 from jaxinfer.checks import show
 from jaxinfer.errors import ModelLoadError
+from jaxinfer.model.checkpoint.hub import refuse_gguf
 from jaxinfer.model.config import ModelConfig
 from jaxinfer.model.families.table import FAMILIES
 from jaxinfer.model.field_checks import whole_number
@@ -26,9 +27,11 @@ def read_shape(model: str | Path) -> tuple[str, ModelShape]:
             this order.
 
     Raises:
-        ModelLoadError: none of these, or a config.json that can't be counted; one line.
+        ModelLoadError: none of these, a GGUF file, or a config.json that can't be counted; one
+            line.
     """
     path = Path(model).expanduser()
+    refuse_gguf(path)
     if path.is_dir():
         path = path / "config.json"
     elif not path.is_file():

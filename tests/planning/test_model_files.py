@@ -110,3 +110,10 @@ def test_an_unknown_model_says_what_is_accepted(name, monkeypatch, tmp_path):
 def test_what_cannot_be_counted_is_refused(changes, message):
     with pytest.raises(ModelLoadError, match=f"^f: .*{re.escape(message)}"):
         shape_from_hf(_MOE | changes, "f")
+
+
+def test_a_gguf_file_is_to_be_converted_first(tmp_path):
+    file = tmp_path / "model.gguf"
+    file.write_bytes(b"GGUF")
+    with pytest.raises(ModelLoadError, match="a GGUF file; convert it first: jaxinfer convert"):
+        read_shape(str(file))

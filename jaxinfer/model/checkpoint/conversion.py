@@ -1,12 +1,8 @@
 """Converts a model directory between safetensors and Orbax, keeping it loadable."""
 
-import contextlib
-import glob
 import json
-import os
 import shutil
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
 
@@ -18,6 +14,11 @@ from jaxinfer.model.checkpoint.directory_files import (
     additional_templates,
     contained_file,
     has_file,
+)
+from jaxinfer.model.checkpoint.output_directory import (
+    check_destination,
+    check_space,
+    written_beside,
 )
 from jaxinfer.model.checkpoint.weights import load_params, save_params
 from jaxinfer.model.config import ModelConfig
@@ -63,15 +64,13 @@ def convert_directory(
         ValueError: ``destination`` holds files.
         OSError: it can't be written, or its disk is too small.
     """
-    if destination.exists() and (not destination.is_dir() or any(destination.iterdir())):
-        raise ValueError(f"{destination}: exists and is not an empty directory")
-    if destination.is_mount():  # nothing can be renamed to it
-        raise ValueError(f"{destination}: is a mount point; give a directory in it")
+    check_destination(destination)
     config = ModelConfig.from_directory(source)
     to = to or ("safetensors" if checkpoint.is_checkpoint(source) else "orbax")
     dtype = dtype or config.dtype
-    with _written_beside(destination) as partial:
-        _check_space(destination, config, dtype)
+    with written_beside(destination) as partial:
+        leaves = jax.tree.leaves(abstract_params(config, dtype))
+        check_space(destination, sum(leaf.size * leaf.dtype.itemsize for leaf in leaves))
         params = load_params(source, config, dtype, progress=progress)
         if to == "safetensors":
             save_params(params, config, partial)
@@ -83,73 +82,6 @@ def convert_directory(
                 (partial / name).parent.mkdir(exist_ok=True)
                 shutil.copyfile(contained_file(source, name, source), partial / name)
     return to
-
-
-@contextlib.contextmanager
-def _written_beside(destination: Path) -> Iterator[Path]:
-    """A directory that takes the place of ``destination`` at the end of the block.
-
-    If the block ends early, by Ctrl-C for example, ``destination`` is as it was before; leftovers
-    of runs that were killed are removed.
-
-    Raises:
-        OSError: it can't be written; names ``destination`` where the system names nothing.
-    """
-    destination = destination.resolve()
-    destination.parent.mkdir(parents=True, exist_ok=True)
-    mark = f".{destination.name}.partial-"
-    for leftover in destination.parent.glob(f"{glob.escape(mark)}*"):
-        if not _is_running(leftover.name.removeprefix(mark)):
-            shutil.rmtree(leftover)
-    partial = destination.parent / f"{mark}{os.getpid()}"
-    try:
-        partial.mkdir()
-        yield partial
-        partial.replace(destination)
-    except OSError as error:
-        if error.errno is None or error.filename is not None:
-            raise
-        raise OSError(error.errno, error.strerror, str(destination)) from None
-    finally:
-        if partial.exists():
-            _remove(partial)
-
-
-def _remove(directory: Path) -> None:
-    """Remove a directory in which threads may still write for a moment.
-
-    TensorStore's threads outlive the error that one of them caused, and make directories that are
-    missing; so it has to stay away for half a second.
-    """
-    give_up = time.monotonic() + 10
-    absent_since = time.monotonic()
-    while time.monotonic() < min(give_up, absent_since + 0.5):
-        if directory.exists():
-            shutil.rmtree(directory, ignore_errors=True)
-            absent_since = time.monotonic()
-        time.sleep(0.02)
-
-
-def _is_running(process_id: str) -> bool:
-    """Whether there is such a process; another user's counts, what is no number does not."""
-    try:
-        os.kill(int(process_id), 0)
-    except PermissionError:
-        return True
-    except (ProcessLookupError, ValueError, OverflowError):
-        return False
-    return True
-
-
-def _check_space(destination: Path, config: ModelConfig, dtype: str) -> None:
-    leaves = jax.tree.leaves(abstract_params(config, dtype))
-    needed = sum(leaf.size * leaf.dtype.itemsize for leaf in leaves)
-    free = shutil.disk_usage(destination.resolve().parent).free
-    if needed > free:
-        raise OSError(
-            f"{destination}: no space left on the disk: the weights need {needed / 10**6:.1f} MB, "
-            f"and {free / 10**6:.1f} MB are free"
-        )
 
 
 def _copy_config(source: Path, destination: Path, dtype: str) -> None:

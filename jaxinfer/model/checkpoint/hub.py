@@ -43,6 +43,7 @@ def resolve_model(model: str | Path | None, revision: str | None = None) -> Path
     path = Path(name).expanduser()
     if path.is_dir():
         return path
+    refuse_gguf(name)
     if path.exists():
         raise ModelLoadError(f"{name}: is a file; give the directory that holds config.json")
     if isinstance(model, Path) or not is_hub_id(name):
@@ -76,6 +77,32 @@ def hub_cause(error: Exception, revision: str | None) -> str:
         return "not in the local cache, and the hub can't be reached"
     # The HTTP library below, and so its errors, change by version.
     return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
+def gguf_file(model: str | Path) -> Path | None:
+    """The path of a model that is named as a GGUF file, else None.
+
+    Raises:
+        ModelLoadError: there is no such file.
+    """
+    path = Path(model).expanduser()
+    if path.suffix.lower() != ".gguf" or path.is_dir():
+        return None
+    if not path.is_file():
+        raise ModelLoadError(f"{path}: no such file")
+    return path
+
+
+def refuse_gguf(model: str | Path) -> None:
+    """Say what to do with a GGUF file where a model directory is wanted.
+
+    Raises:
+        ModelLoadError: it is one, or would be.
+    """
+    if (file := gguf_file(model)) is not None:
+        raise ModelLoadError(
+            f"{file}: a GGUF file; convert it first: jaxinfer convert {file} DIRECTORY"
+        )
 
 
 def _download(name: str, revision: str | None) -> Path:

@@ -31,8 +31,7 @@ def bad_word_ids(words: Sequence[str], tokenizer: Tokenizer) -> BadWordIds:
     ids = kept.get(key)
     if ids is None:
         spellings = [text for word in key for text in bad_word_spellings(word)]
-        encoded = tokenizer.encode_batch(spellings, add_special_tokens=False)
-        ids = tuple(map(tuple, encoded))
+        ids = tuple(map(tuple, tokenizer.encode_following(spellings)))
         if len(kept) >= _MOST_KEPT:
             with contextlib.suppress(KeyError, RuntimeError, StopIteration):  # another thread did
                 del kept[next(iter(kept))]

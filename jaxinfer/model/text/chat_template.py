@@ -18,7 +18,7 @@ _MAX_CHARS = 8 << 20
 _LONG_CHARS = 1 << 19
 _PIPE_BYTES = 1 << 16
 _WORKER_PROGRAM = pathlib.Path(__file__).with_name("template_worker.py")
-_CUT = "<<<jaxinfer: continue here>>>"
+_CUT = "<<<jaxinfer: continue here>>> "  # templates that trim messages lose its space
 _REASONING_NAMES = ("reasoning", "reasoning_content")
 
 
@@ -151,10 +151,10 @@ def _final_content(message: Mapping[str, Any]) -> str:
 
 
 def _cut_after_final_message(text: str) -> str:
-    place = text.rfind(_CUT)
+    place = text.rfind(_CUT.rstrip())
     if place < 0:
         raise ValueError("continue_final_message: the template left the last message out")
-    return text[:place]
+    return text[:place] if text.startswith(_CUT, place) else text[:place].rstrip()
 
 
 class _Worker:

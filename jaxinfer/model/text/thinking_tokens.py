@@ -53,9 +53,8 @@ def thinking_tokens(tokenizer: Tokenizer, vocab_size: int) -> ThinkingTokens | N
     Returns:
         None unless `<think>` and `</think>` are a token each that the model has.
     """
-    opening, closing, ending, call = (
-        tokenizer.encode(text, add_special_tokens=False) for text in (_OPEN, _CLOSE, _ENDING, _CALL)
-    )
+    texts = (_OPEN, _CLOSE, _ENDING, _CALL)
+    opening, closing, ending, call = tokenizer.encode_following(texts)
     if len(opening) != 1 or len(closing) != 1:
         return None
     if closing[0] not in ending:

@@ -12,9 +12,10 @@ from jaxinfer.model.generation_config import GenerationConfig
 from jaxinfer.model.text.added_tokens import add_tokens, read_settings, special_tokens
 from jaxinfer.model.text.chat_template import ChatTemplate
 from jaxinfer.model.text.template_files import DEFAULT, TOOL_USE, read_templates
+from jaxinfer.model.text.text_decoder import FirstSpaceDecoder, TextDecoder, plain_decoder
 from jaxinfer.model.text.text_ends import TextEnds
-from jaxinfer.model.text.token_bounds import TokenBound
-from jaxinfer.model.text.tokenizer_file import byte_alphabet, read_tokenizer_file, whole_texts
+from jaxinfer.model.text.token_bytes import token_bytes_of
+from jaxinfer.model.text.tokenizer_file import read_tokenizer_file, whole_texts
 
 _NAME = re.compile(r"[\w.-]+")
 """What is the name of a template rather than the text of one."""
@@ -23,7 +24,9 @@ _LONG_CHARS = 1 << 14  # tokenized in milliseconds
 
 
 class Tokenizer:
-    """A byte-level BPE tokenizer with its chat template and its model's sampling defaults.
+    """A BPE tokenizer with its chat template and its model's sampling defaults.
+
+    It is byte-level, or SentencePiece-like: see `TokenBytes`.
 
     Args:
         backend: the `tokenizers` object; truncation, padding and dropout of it are left out.
@@ -35,7 +38,7 @@ class Tokenizer:
         origin: the directory it came from, named in error messages.
 
     Raises:
-        ModelLoadError: the tokenizer is not byte-level BPE, or can't encode every text.
+        ModelLoadError: the tokenizer is of another kind, or can't encode every text.
     """
 
     def __init__(
@@ -48,19 +51,16 @@ class Tokenizer:
         generation: GenerationConfig | None = None,
         origin: str = "tokenizer",
     ):
-        self._backend = backend = whole_texts(backend, origin)
-        self._alphabet = byte_alphabet()
+        self._kind = token_bytes_of(backend, origin)
+        self._backend = backend = whole_texts(backend, self._kind, origin)
+        self._following: tokenizers.Tokenizer | None = None
         self._ends: TextEnds | None = None
-        self._bound = TokenBound(backend, self._alphabet)
+        self._bound = self._kind.bound(backend)
         self._bytes: dict[int, bytes] = {}
         self._texts: dict[int, str] = {}
         added = backend.get_added_tokens_decoder()
         self._special_ids = frozenset(i for i, token in added.items() if token.special)
-        # An added token stands for its own text, whatever bytes its characters may stand for; but
-        # one character of the alphabet is the token of a byte, which other texts need.
-        self._added_texts = {
-            i: token.content for i, token in added.items() if token.content not in self._alphabet
-        }
+        self._added_texts = {i: token.content for i, token in added.items()}
         self._origin = origin
         self._special_tokens = dict(special_tokens or {})
         self._templates = {
@@ -155,18 +155,52 @@ class Tokenizer:
         )
         return [encoding.ids for encoding in encodings]
 
+    def encode_following(self, texts: Sequence[str]) -> list[list[int]]:
+        """Token ids of short texts that each go on from another text.
+
+        No special token is added, and no space, which SentencePiece puts before a text.
+        """
+        if self._following is None:
+            self._following = self._kind.following(self._backend)
+        return [self._following.encode(text, add_special_tokens=False).ids for text in texts]
+
     def least_tokens(self, text: str) -> int:
         """A lower bound of a text's number of tokens; much quicker than `encode`."""
         return self._bound.least_tokens(text)
 
     def decode(self, token_ids: Iterable[int], *, skip_special_tokens: bool = True) -> str:
-        """The text of token ids; bytes that are not UTF-8 become U+FFFD."""
+        """The text of token ids; bytes that are not UTF-8 become U+FFFD.
+
+        It is a whole text: where SentencePiece puts a space before a text, that is left out.
+        """
         data = b"".join(
             self.token_bytes(token_id)
             for token_id in token_ids
             if not (skip_special_tokens and token_id in self._special_ids)
         )
+        if self._kind.drops_first_space:
+            data = data.removeprefix(b" ")
         return data.decode("utf-8", errors="replace")
+
+    def text_decoder(
+        self, preceding: Iterable[int] = (), *, skip_special_tokens: bool = True
+    ) -> TextDecoder:
+        """Makes text of the bytes of tokens, as they come; see `token_bytes`.
+
+        The text and what precedes it are together what `decode` makes of all tokens: where
+        SentencePiece puts a space before a text, the first token to have text lacks it, no other.
+
+        Args:
+            preceding: tokens before the text, a prompt's.
+            skip_special_tokens: special tokens have no text.
+        """
+        if self._kind.drops_first_space and not any(
+            self.token_bytes(token_id)
+            for token_id in preceding
+            if not (skip_special_tokens and token_id in self._special_ids)
+        ):
+            return FirstSpaceDecoder()
+        return plain_decoder()
 
     def batch_decode(
         self, sequences: Iterable[Iterable[int]], *, skip_special_tokens: bool = True
@@ -196,10 +230,10 @@ class Tokenizer:
             return known
         text = self._added_texts.get(token_id)
         if text is not None:
-            data = text.encode("utf-8")
+            data = self._kind.of_added(text)
         else:
             token = self._backend.id_to_token(token_id) if token_id >= 0 else None
-            data = self._to_bytes(token or "")
+            data = self._kind.of(token or "")
         self._bytes[token_id] = data
         return data
 
@@ -215,9 +249,13 @@ class Tokenizer:
         """Whether `skip_special_tokens` leaves this token out of the text."""
         return token_id in self._special_ids
 
-    def to_json(self) -> str:
-        """What its `tokenizer.json` says, for libraries that read such files."""
-        return self._backend.to_str()
+    def to_json(self, *, following: bool = False) -> str:
+        """What its `tokenizer.json` says, for libraries that read such files.
+
+        Args:
+            following: of a tokenizer of texts that go on from others; see `encode_following`.
+        """
+        return (self._kind.following(self._backend) if following else self._backend).to_str()
 
     def fingerprint(self) -> str:
         """A hash over everything that decides ids and text."""
@@ -328,10 +366,3 @@ class Tokenizer:
 
     def _names(self) -> str:
         return f"it has {', '.join(sorted(self._templates)):.200}"
-
-    def _to_bytes(self, token: str) -> bytes:
-        # One with a character outside the byte alphabet stands for its own text.
-        try:
-            return bytes([self._alphabet[char] for char in token])
-        except KeyError:
-            return token.encode("utf-8")

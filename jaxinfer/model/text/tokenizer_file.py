@@ -3,29 +3,18 @@
 import pathlib
 
 import tokenizers
-from tokenizers import models
 
 from jaxinfer.errors import ModelLoadError
 from jaxinfer.model.checkpoint.directory_files import has_file, read_text
+from jaxinfer.model.text.token_bytes import TokenBytes
 
 FILE = "tokenizer.json"
+_SENTENCEPIECE_FILE = "tokenizer.model"
 _MAX_BYTES = 1 << 28
 
 # Every byte that UTF-8 has: characters of one and two bytes, and first bytes of longer ones.
 _LONGER = [*range(0x800, 0xD800, 0x400), 0xE000, 0xF000, *range(0x10000, 0x110000, 1 << 18)]
 _ALL_BYTES = "".join(map(chr, [*range(0x800), *_LONGER]))
-
-
-def byte_alphabet() -> dict[str, int]:
-    """Character to byte for byte-level BPE: printable Latin-1 stands for itself, the rest follows.
-
-    The mapping of GPT-2 (Radford et al., 2019), which Qwen's vocabulary is written in.
-    """
-    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = [byte for byte in range(256) if byte not in printable]
-    alphabet = {chr(byte): byte for byte in printable}
-    alphabet.update({chr(256 + i): byte for i, byte in enumerate(others)})
-    return alphabet
 
 
 def read_tokenizer_file(directory: pathlib.Path) -> tokenizers.Tokenizer:
@@ -36,6 +25,12 @@ def read_tokenizer_file(directory: pathlib.Path) -> tokenizers.Tokenizer:
     """
     file = directory / FILE
     if not has_file(directory, FILE):
+        if has_file(directory, _SENTENCEPIECE_FILE):
+            raise ModelLoadError(
+                f"{directory / _SENTENCEPIECE_FILE}: is read only as {FILE}; write that beside it "
+                "by transformers: AutoTokenizer.from_pretrained(directory)"
+                ".save_pretrained(directory)"
+            )
         raise ModelLoadError(f"{file}: no such file; the model directory needs a tokenizer.json")
     text = read_text(directory, FILE, _MAX_BYTES)
     try:
@@ -44,7 +39,9 @@ def read_tokenizer_file(directory: pathlib.Path) -> tokenizers.Tokenizer:
         raise ModelLoadError(f"{file}: not a tokenizer: {_first_line(error)}") from None
 
 
-def whole_texts(backend: tokenizers.Tokenizer, origin: str) -> tokenizers.Tokenizer:
+def whole_texts(
+    backend: tokenizers.Tokenizer, kind: TokenBytes, origin: str
+) -> tokenizers.Tokenizer:
     """The same tokenizer, which makes the model's own tokens of every text, and of all of it.
 
     Truncation, padding and dropout are settings of a training run that was saved with them; a copy
@@ -52,16 +49,15 @@ def whole_texts(backend: tokenizers.Tokenizer, origin: str) -> tokenizers.Tokeni
 
     Args:
         backend: stays as it is.
+        kind: of its vocabulary.
         origin: where it came from, for messages.
 
     Raises:
-        ModelLoadError: it is not byte-level BPE, or there are texts that it can't encode.
+        ModelLoadError: there are texts that it can't encode.
     """
     model = backend.model
-    if not isinstance(model, models.BPE) or "ByteLevel" not in repr(backend.decoder):
-        raise ModelLoadError(f"{origin}: not a byte-level BPE tokenizer, the only kind read")
     if model.unk_token is None:
-        lost = sum(model.token_to_id(char) is None for char in byte_alphabet())
+        lost = kind.lost_bytes(model)
         if lost:
             raise ModelLoadError(
                 f"{origin}: the tokenizer lacks {lost} of the 256 bytes and has no unknown token; "

@@ -1,6 +1,5 @@
 """Text of an answer that is read as reasoning, content and calls, with stops in its content."""
 
-import codecs
 from collections.abc import Iterable, Sequence
 
 from jaxinfer.model.text.thinking_tokens import Thinking, thinking_tokens
@@ -29,6 +28,7 @@ class AnswerText:
     Args:
         tokenizer: gives the bytes of a token.
         format: how the answer is read.
+        preceding: the prompt's tokens.
         stop: strings that end the content.
         include_stop: whether a stop string or stop token stays in the text.
         skip_special_tokens: whether special tokens leave no text.
@@ -40,6 +40,7 @@ class AnswerText:
         tokenizer: Tokenizer,
         format: AnswerFormat,
         *,
+        preceding: Sequence[int] = (),
         stop: Sequence[str] = (),
         include_stop: bool = False,
         skip_special_tokens: bool = True,
@@ -64,7 +65,7 @@ class AnswerText:
             schemas=format.schemas,
             parallel=format.parallel,
         )
-        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        self._decoder = tokenizer.text_decoder(preceding, skip_special_tokens=skip_special_tokens)
         self._unread: list[bytes] = []  # of tokens between tags
         self._stops = StopStrings(stop)
         # Stop strings want the token that completes them; in letters, tags are parsers' to find.

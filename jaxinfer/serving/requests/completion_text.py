@@ -24,6 +24,7 @@ class CompletionText:
         make = Detokenizer if answer is None else functools.partial(AnswerText, format=answer)
         self._text: Detokenizer | AnswerText = make(
             tokenizer,
+            preceding=request.new.prompt.token_ids,
             stop=tuple(params.stop or ()),
             include_stop=params.include_stop_str_in_output,
             skip_special_tokens=params.skip_special_tokens,

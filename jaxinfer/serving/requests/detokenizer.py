@@ -1,6 +1,5 @@
 """Incremental detokenization: tokens to text, exact and in linear time, with stop strings."""
 
-import codecs
 from collections.abc import Iterable, Sequence
 
 from jaxinfer.model.text.tokenizer import Tokenizer
@@ -10,12 +9,13 @@ class Detokenizer:
     """Incremental text of one completion; for one that is read in parts, see `AnswerText`.
 
     The text does not depend on how the tokens are divided into calls, and after `finish` equals
-    `tokenizer.decode` of all of them (cut at the stop string, if one was found): the bytes of the
-    tokens go through an incremental UTF-8 decoder, so a character split over tokens appears when
-    its last byte does.
+    `tokenizer.decode` of all of them (cut at the stop string, if one was found), as it goes on from
+    the preceding ones: the bytes of the tokens go through an incremental UTF-8 decoder, so a
+    character split over tokens appears when its last byte does.
 
     Args:
         tokenizer: gives the bytes of a token.
+        preceding: the prompt's tokens.
         stop: strings that end the text.
         include_stop: whether a stop string or stop token stays in the text.
         skip_special_tokens: whether special tokens leave no text.
@@ -26,6 +26,7 @@ class Detokenizer:
         self,
         tokenizer: Tokenizer,
         *,
+        preceding: Sequence[int] = (),
         stop: Sequence[str] = (),
         include_stop: bool = False,
         skip_special_tokens: bool = True,
@@ -35,7 +36,7 @@ class Detokenizer:
         self._include_stop = include_stop
         self._skip_special_tokens = skip_special_tokens
         self._min_tokens = min_tokens
-        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        self._decoder = tokenizer.text_decoder(preceding, skip_special_tokens=skip_special_tokens)
         self._stops = StopStrings(stop)
         self._pieces: list[str] = []
         self._num_taken = 0

@@ -1,5 +1,6 @@
 """Whatever a user calls a model becomes a directory, or one line that says why not."""
 
+import pathlib
 import subprocess
 import sys
 
@@ -44,9 +45,19 @@ def test_an_empty_name_is_refused_rather_than_read_as_here():
 
 
 def test_a_file_is_refused(tmp_path):
-    file = tmp_path / "model.gguf"
+    file = tmp_path / "model.safetensors"
     file.write_text("")
     assert refusal(str(file)).endswith("is a file; give the directory that holds config.json")
+
+
+@pytest.mark.parametrize("kind", [str, pathlib.Path])
+def test_a_gguf_file_is_to_be_converted_first(tmp_path, kind):
+    file = tmp_path / "model.Q4_K_M.GGUF"
+    assert refusal(kind(file)) == f"{file}: no such file"
+    file.write_text("")
+    assert f"{file}: a GGUF file; convert it first: jaxinfer convert {file} " in refusal(kind(file))
+    (tmp_path / "directory.gguf").mkdir()
+    assert resolve_model(tmp_path / "directory.gguf") == tmp_path / "directory.gguf"
 
 
 def test_offline_mode_is_respected_and_said():

@@ -19,11 +19,11 @@ def test_the_tokens_of_a_list_of_words_are_those_of_each_spelling():
 
 def test_a_list_of_words_is_tokenized_once_and_the_last_lists_are_kept(monkeypatch):
     tokenizer = Tokenizer(build_backend())
-    encode_batch, calls = tokenizer.encode_batch, []
+    encode, calls = tokenizer.encode_following, []
     monkeypatch.setattr(
         tokenizer,
-        "encode_batch",
-        lambda texts, **options: (calls.append(texts), encode_batch(texts, **options))[1],
+        "encode_following",
+        lambda texts: (calls.append(texts), encode(texts))[1],
     )
     lists = [[f"word {i}"] for i in range(3 * bad_words._MOST_KEPT)]
     first = [bad_word_ids(words, tokenizer) for words in lists for _ in range(3)][::3]

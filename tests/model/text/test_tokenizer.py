@@ -197,10 +197,13 @@ def _byte_level(model: models.Model) -> tokenizers.Tokenizer:
 @pytest.mark.parametrize(
     ("backend", "cause"),
     [
-        (tokenizers.Tokenizer(models.BPE()), "not a byte-level BPE"),
-        (_byte_level(models.WordLevel({"a": 0}, unk_token="?")), "not a byte-level BPE"),
-        (_byte_level(models.WordPiece({"a": 0})), "not a byte-level BPE"),
-        (_byte_level(models.Unigram([("a", 0.0)])), "not a byte-level BPE"),
+        (tokenizers.Tokenizer(models.BPE()), "not a byte-level or SentencePiece-like BPE"),
+        (
+            _byte_level(models.WordLevel({"a": 0}, unk_token="?")),
+            "not a byte-level or SentencePiece-like BPE",
+        ),
+        (_byte_level(models.WordPiece({"a": 0})), "not a byte-level or SentencePiece-like BPE"),
+        (_byte_level(models.Unigram([("a", 0.0)])), "not a byte-level or SentencePiece-like BPE"),
         (_byte_level(models.BPE({"a": 0}, [])), "lacks 255 of the 256 bytes and has no unknown"),
         (_byte_level(models.BPE({"a": 0}, [], unk_token="?")), "can't encode every text: Unk"),
     ],

@@ -42,6 +42,8 @@ def grammar_vocabulary(
 class _TextTokenizer:
     """The tokenizer interface that llguidance expects, under its names.
 
+    The text of an answer goes on from its prompt, and so has no space that a tokenizer adds.
+
     Args:
         tokenizer: the model's tokenizer.
         num_tokens: width of the vocabulary; ids that the tokenizer lacks have no bytes.
@@ -51,7 +53,7 @@ class _TextTokenizer:
     bos_token_id = None
 
     def __init__(self, tokenizer: Tokenizer, num_tokens: int, eos_token_id: int) -> None:
-        written = json.loads(tokenizer.to_json())
+        written = json.loads(tokenizer.to_json(following=True))
         self.eos_token_id = eos_token_id
         self.special_token_ids = [each["id"] for each in written["added_tokens"]]
         self.tokens = [tokenizer.token_bytes(i) for i in range(num_tokens)]

@@ -5,6 +5,10 @@ import json
 import numpy as np
 import pytest
 
+from jaxinfer import StructuredOutputsParams
+from jaxinfer.model.text.tokenizer import Tokenizer
+from jaxinfer.serving.constraints.grammar.compiler import GrammarCompiler
+from tests.model.text.small_sentence_pieces import FORMS, build_pieces
 from tests.serving.constraints.grammar.grammars import allowed_ids, bundled_tokenizer, matcher
 
 SPELLINGS = ["<think>", "</think>", "<tool_call>", "<|im_end|>", "<|endoftext|>"]
@@ -75,3 +79,18 @@ def test_text_has_the_tokens_that_it_has_elsewhere():
 def test_ids_beyond_the_tokenizer_are_never_allowed():
     allowed = allowed_ids(matcher(regex="(.|\n)*"))
     assert np.max(allowed) < bundled_tokenizer().vocab_size
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_forced_text_in_sentence_pieces_has_no_space_before_it(form):
+    """A prompt precedes it: `fox` is its own token there, not the one with a space."""
+    tokenizer = Tokenizer(build_pieces(form))
+    (end,) = tokenizer.encode_following(["</s>"])[0]
+    grammars = GrammarCompiler(tokenizer, tokenizer.vocab_size, [end])
+    for text in ("fox 한국\n", " fox", '{"fox": "the fox"}'):
+        follower = grammars.get(StructuredOutputsParams(choice=[text])).matcher()
+        tokens = follower.forced_tokens()
+        assert tokens == tokenizer.encode_following([text])[0]
+        assert b"".join(map(tokenizer.token_bytes, tokens)) == text.encode()
+        follower.follow(tokens)
+        assert allowed_ids(follower).tolist() == [end]

@@ -1,0 +1,1 @@
+"""llama.cpp's files, GGUF: read, checked, and written as model directories."""
