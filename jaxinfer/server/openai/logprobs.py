@@ -1,12 +1,12 @@
 """Log-probabilities in OpenAI's formats; minus infinity, which JSON lacks, is -9999."""
 
-import codecs
 from collections.abc import Iterable, Sequence
 
 from msgspec import Raw
 from msgspec.json import encode
 
 from jaxinfer.logprobs import Logprob, LogprobsAtPosition
+from jaxinfer.model.text.text_decoder import plain_decoder
 from jaxinfer.model.text.tokenizer import Tokenizer
 from jaxinfer.outputs import RequestOutput
 from jaxinfer.server.openai.protocol.answers import PromptLogprob, PromptLogprobs
@@ -48,12 +48,23 @@ class CompletionLogprobsWriter:
         self._tokenizer = tokenizer
         self._as_ids = as_ids
         self._offset = 0
-        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        self._decoder = plain_decoder()
 
-    def start_at(self, offset: int) -> None:
-        """Continue at this character offset, with a new text."""
+    def start_at(
+        self, offset: int, preceding: Sequence[int] = (), *, skip_special_tokens: bool
+    ) -> None:
+        """Continue at this character offset, with a new text.
+
+        Args:
+            offset: of its first character.
+            preceding: tokens before the text, a prompt's.
+            skip_special_tokens: as of `write`.
+        """
         self._offset = offset
-        self._decoder.reset()
+        if self._tokenizer is not None:
+            self._decoder = self._tokenizer.text_decoder(
+                preceding, skip_special_tokens=skip_special_tokens
+            )
 
     def write(
         self,

@@ -14,6 +14,7 @@ from jaxinfer.server.openai.logprobs import (
     prompt_logprobs,
 )
 from jaxinfer.server.openai.sse import encode
+from tests.model.text.small_sentence_pieces import FORMS, build_pieces
 from tests.model.text.small_tokenizer import write_tokenizer
 
 
@@ -46,13 +47,29 @@ def test_offsets_count_characters_of_the_text(tokenizer):
         assert offset == len(tokenizer.decode(token_ids[:i]).rstrip("\ufffd"))
 
 
+@pytest.mark.parametrize("form", FORMS)
+def test_offsets_leave_out_the_space_before_a_text_of_sentence_pieces(form):
+    pieces = Tokenizer(build_pieces(form))
+    prompt = pieces.encode("a b", add_special_tokens=False)
+    text = pieces.decode(prompt)
+    writer = CompletionLogprobsWriter(pieces, as_ids=False)
+    writer.start_at(0, skip_special_tokens=False)
+    offsets = write(writer, prompt, skip=False)["text_offset"]
+    assert offsets == [len(pieces.decode(prompt[:i])) for i in range(len(prompt))]
+    writer.start_at(len(text), prompt, skip_special_tokens=True)
+    assert write(writer, [prompt[0], prompt[0]])["text_offset"] == [
+        len(text),
+        len(text) + len(pieces.token_bytes(prompt[0])),
+    ]
+
+
 def test_a_continuation_is_offset_by_the_prompt_even_within_a_character(tokenizer):
     prompt = tokenizer.encode("ab 🐈")[:-1]
     text = tokenizer.decode(prompt)
     assert text.endswith("\ufffd")
     writer = CompletionLogprobsWriter(tokenizer, as_ids=False)
     write(writer, prompt)
-    writer.start_at(len(text))
+    writer.start_at(len(text), prompt, skip_special_tokens=True)
     own = tokenizer.encode("cd")
     part = write(writer, own)
     assert part["text_offset"][0] == len(text)

@@ -52,7 +52,7 @@ class ChoiceWriter:
         prompt = self._prompt_text(output) if first and body.echo else None
         choice = self._plain((prompt or "") + completion.text, completion)
         if body.logprobs is not None:
-            choice["logprobs"] = self._scores(completion, output, prompt)
+            choice["logprobs"] = self._scores(completion, output, prompt, first=first)
         if body.return_token_ids:
             choice["token_ids"] = list(completion.token_ids)
         if first and body.return_token_ids:
@@ -93,15 +93,22 @@ class ChoiceWriter:
         return self._tokenizer.decode(output.prompt_token_ids, skip_special_tokens=False)
 
     def _scores(
-        self, completion: CompletionOutput, output: RequestOutput, prompt: str | None
+        self,
+        completion: CompletionOutput,
+        output: RequestOutput,
+        prompt: str | None,
+        *,
+        first: bool,
     ) -> CompletionLogprobs:
-        write = self._logprobs.write
+        writer, token_ids = self._logprobs, output.prompt_token_ids
         skip = self._skip_special_tokens
-        if prompt is None:
-            return write(completion.token_ids, completion.logprobs or [], skip_special_tokens=skip)
-        token_ids = output.prompt_token_ids
-        entries = output.prompt_logprobs or [None] * len(token_ids)
-        of_prompt = write(token_ids, entries, skip_special_tokens=False)
-        self._logprobs.start_at(len(prompt))
-        own = write(completion.token_ids, completion.logprobs or [], skip_special_tokens=skip)
-        return joined(of_prompt, own)
+        of_prompt = None
+        if prompt is not None:
+            entries = output.prompt_logprobs or [None] * len(token_ids)
+            writer.start_at(0, skip_special_tokens=False)
+            of_prompt = writer.write(token_ids, entries, skip_special_tokens=False)
+        if first:
+            writer.start_at(len(prompt or ""), token_ids, skip_special_tokens=skip)
+        logprobs = completion.logprobs or []
+        own = writer.write(completion.token_ids, logprobs, skip_special_tokens=skip)
+        return own if of_prompt is None else joined(of_prompt, own)
