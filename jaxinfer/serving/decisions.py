@@ -10,7 +10,7 @@ from jaxinfer.decisions import Decision
 from jaxinfer.serving.requests.prompts import PromptReader
 from jaxinfer.serving.token_logits import PromptLogits
 
-MAX_LABELS = 4096
+MAX_LABELS = 1024
 _LONGEST_LABEL = 4096  # characters
 
 

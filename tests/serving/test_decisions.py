@@ -46,7 +46,7 @@ def check(decision, probabilities):
 
 
 @pytest.mark.parametrize("devices", [1, 2])
-@pytest.mark.parametrize("kind", ["untied", "tied", "int8"])
+@pytest.mark.parametrize("kind", ["untied", "tied", pytest.param("int8", marks=pytest.mark.slow)])
 def test_probabilities_are_those_of_the_whole_head(tokenizer, kind, devices):
     config = {"untied": CONFIG, "tied": TIED, "int8": INT8}[kind]
     params = tiny_params(TIED) if kind == "tied" else small_params()
