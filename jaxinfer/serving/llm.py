@@ -28,7 +28,6 @@ from jaxinfer.rollouts.rollout import choose_pad, rollout_params, run_rollouts
 from jaxinfer.sampling_params import SamplingParams
 from jaxinfer.serving.beam_search import search_beams
 from jaxinfer.serving.chat_prompts import chat_prompts, truncates_prompts
-from jaxinfer.serving.decisions import decision, read_labels
 from jaxinfer.serving.door import Door
 from jaxinfer.serving.driver.async_stream import stream_request_async
 from jaxinfer.serving.driver.blocking_calls import run_requests
@@ -37,15 +36,14 @@ from jaxinfer.serving.driver.sleep_state import PauseMode, SleepTag
 from jaxinfer.serving.embedding import embedding_output
 from jaxinfer.serving.engine.metrics import Metric
 from jaxinfer.serving.handle_start import start_handle
+from jaxinfer.serving.judge import Judge
 from jaxinfer.serving.memory_handover import MemoryHandover
 from jaxinfer.serving.new_params import new_params as checked_params
 from jaxinfer.serving.new_params import params_update
 from jaxinfer.serving.profiles import Profiles
 from jaxinfer.serving.requests.new_request import NewRequest
-from jaxinfer.serving.reranking import ANSWERS, check_top_n, ranked, read_questions
 from jaxinfer.serving.sampling.sampler import CustomSampler, LogitsProcessor
 from jaxinfer.serving.scoring import read_score_inputs, score_output
-from jaxinfer.serving.token_logits import TokenLogits
 
 
 class LLM(Door):
@@ -84,6 +82,7 @@ class LLM(Door):
     Attributes:
         profiles: records what the engine does.
         handover: pauses the engine, and gives its devices' memory to others.
+        judge: chooses between labels, and ranks documents.
 
     Raises:
         TypeError: an unknown keyword; names its nearest valid neighbour.
@@ -129,9 +128,9 @@ class LLM(Door):
         super().__init__(handle)
         self._loaded = handle.loaded
         self._arguments = handle.arguments
-        self._token_logits = TokenLogits(handle)
         self.profiles = Profiles(handle)
         self.handover = MemoryHandover(handle)
+        self.judge = Judge(handle)
 
     def get_tokenizer(self) -> Tokenizer | None:
         """The tokenizer, by vLLM's name for it."""
@@ -422,39 +421,10 @@ class LLM(Door):
         return [embedding_output(output, normalize=normalize) for output in outputs]
 
     def decide(
-        self,
-        prompts: Any,
-        labels: Sequence[str],
-        *,
-        use_tqdm: bool | Callable[..., Any] = False,
+        self, prompts: Any, labels: Sequence[str], *, use_tqdm: bool | Callable[..., Any] = False
     ) -> list[Decision]:
-        """Probabilities of labels after prompts, from one prefill: nothing is sampled.
-
-        They are the softmax of the logits of the labels' first tokens, before any logits
-        processor, so that labels must begin with different ones. Prompts share cached prefixes.
-
-        Args:
-            prompts: as in `generate`. A chat model's are conversations in its template:
-                `get_tokenizer().apply_chat_template(messages)`.
-            labels: two or more texts, each as it would go on from every prompt: with the space in
-                front if the prompt ends without one.
-            use_tqdm: as in `generate`.
-
-        Returns:
-            One decision for each prompt, in order.
-
-        Raises:
-            TypeError, ValueError: as in `generate`; labels are fewer than two, repeated, or of the
-                same first token; or the engine has no tokenizer, or runs on several processes.
-                Nothing has been run.
-            StepError: the model's output for a prompt was not finite, or the weights were swapped
-                behind it.
-        """
-        reader = self._loaded.reader
-        tokens = read_labels(labels, reader)
-        read = reader.read(prompts, num_outputs=0)
-        found = self._token_logits.after(read, tuple(tokens.values()), use_tqdm=use_tqdm)
-        return [decision(tuple(tokens), each) for each in found]
+        """Probabilities of labels after prompts, from one prefill: see `Judge.decide`."""
+        return self.judge.decide(prompts, labels, use_tqdm=use_tqdm)
 
     def rerank(
         self,
@@ -465,35 +435,9 @@ class LLM(Door):
         top_n: int | None = None,
         use_tqdm: bool | Callable[..., Any] = False,
     ) -> list[RankedDocument]:
-        """Documents by their relevance to a query, by a Qwen3-Reranker model.
-
-        Other models with Qwen's chat template run, too, but were not trained to judge so. A
-        document that does not fit `max_model_len` is cut at its end.
-
-        Args:
-            query: a text.
-            documents: texts.
-            instruction: what makes a document relevant; None is the one that the models' authors
-                use for web searches.
-            top_n: how many documents to return; None is all.
-            use_tqdm: as in `generate`.
-
-        Returns:
-            Documents with their scores, the most relevant first.
-
-        Raises:
-            TypeError: something is no text, or `top_n` no integer.
-            ValueError: query and instruction leave no room for a document, `top_n` is below 1, the
-                tokenizer lacks the template's tokens or there is none, or the engine runs on
-                several processes. Nothing has been run.
-            StepError: as in `decide`.
-        """
-        reader, most = self._loaded.reader, check_top_n(top_n)
-        questions = read_questions(query, documents, instruction, reader)
-        answers = tuple(read_labels(ANSWERS, reader).values())
-        prompts = [question.prompt for question in questions]
-        return ranked(
-            questions, self._token_logits.after(prompts, answers, use_tqdm=use_tqdm), most
+        """Documents by their relevance to a query, by a Qwen3-Reranker: see `Judge.rerank`."""
+        return self.judge.rerank(
+            query, documents, instruction=instruction, top_n=top_n, use_tqdm=use_tqdm
         )
 
     def add_request(

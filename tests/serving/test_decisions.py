@@ -110,7 +110,7 @@ def test_the_oldest_rows_are_forgotten(llm, tokenizer, monkeypatch):
     monkeypatch.setattr("jaxinfer.serving.token_logits._MOST_SETS", 2)
     for labels in (["x", "y"], ["x", "z"], ["y", "z"]):
         llm.decide(PROMPTS[:1], labels)
-    assert list(llm._token_logits._rows) == [
+    assert list(llm.judge._logits._rows) == [
         tuple(first_tokens(tokenizer, labels)) for labels in (["x", "z"], ["y", "z"])
     ]
 
@@ -248,6 +248,15 @@ def test_a_head_on_several_processes_is_refused(llm, monkeypatch):
 
 
 def test_the_first_of_equal_labels_is_the_decision(llm):
-    (found,) = llm._token_logits.after(llm._loaded.reader.read(PROMPTS[0]), (5, 5))
+    (found,) = llm.judge._logits.after(llm._loaded.reader.read(PROMPTS[0]), (5, 5))
     assert decision(["x", "y"], found).label == "x"
     assert decision(["x", "y"], found).probabilities == {"x": 0.5, "y": 0.5}
+
+
+def test_a_closed_engine_decides_nothing(tokenizer):
+    llm = small_llm(tokenizer=tokenizer)
+    llm.close()
+    with pytest.raises(RuntimeError, match="closed"):
+        llm.decide(PROMPTS, LABELS)
+    with pytest.raises(RuntimeError, match="closed"):
+        llm.rerank("a", ["b"])
