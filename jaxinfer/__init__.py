@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from jaxinfer.beam_search import BeamSearchOutput, BeamSearchParams, BeamSearchSequence
     from jaxinfer.config import EngineConfig
+    from jaxinfer.decisions import Decision
     from jaxinfer.errors import (
         CapacityError,
         DistributedError,
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
     from jaxinfer.profiling.memory.report import MemoryReport
     from jaxinfer.profiling.report import ProfileReport
     from jaxinfer.profiling.schedule import ProfileSchedule
+    from jaxinfer.reranking import RankedDocument
     from jaxinfer.rollouts.arrays import FinishCode, PackedRollouts, Rollouts
     from jaxinfer.rollouts.mapping import ParamsMapping
     from jaxinfer.rollouts.sources import ParamSource
@@ -68,6 +70,7 @@ __all__ = [
     "CompletionOutput",
     "Counter",
     "CustomSampler",
+    "Decision",
     "DistributedError",
     "EmbeddingOutput",
     "EngineConfig",
@@ -90,6 +93,7 @@ __all__ = [
     "ProfileReport",
     "ProfileSchedule",
     "QueueFullError",
+    "RankedDocument",
     "RequestMetrics",
     "RequestOutput",
     "RequestOutputKind",
@@ -127,6 +131,7 @@ _HOMES = {
     "CompletionOutput": "outputs",
     "Counter": "serving.engine.metrics",
     "CustomSampler": "serving.sampling.sampler",
+    "Decision": "decisions",
     "DistributedError": "errors",
     "EngineConfig": "config",
     "EngineDeadError": "errors",
@@ -149,6 +154,7 @@ _HOMES = {
     "ProfileReport": "profiling.report",
     "ProfileSchedule": "profiling.schedule",
     "QueueFullError": "errors",
+    "RankedDocument": "reranking",
     "RequestMetrics": "outputs",
     "RequestOutput": "outputs",
     "RequestOutputKind": "sampling_params",

@@ -12,6 +12,7 @@ from typing import Any, Literal
 from jax.sharding import Mesh
 
 from jaxinfer.beam_search import BeamSearchOutput, BeamSearchParams
+from jaxinfer.decisions import Decision
 from jaxinfer.model.config import ModelConfig
 from jaxinfer.model.sharding import ShardingRules
 from jaxinfer.model.text.tokenizer import Tokenizer
@@ -20,6 +21,7 @@ from jaxinfer.profiling.host_time import StepTime
 from jaxinfer.profiling.memory.report import MemoryReport
 from jaxinfer.profiling.report import ProfileReport
 from jaxinfer.profiling.schedule import ProfileSchedule
+from jaxinfer.reranking import RankedDocument
 from jaxinfer.rollouts.arrays import Rollouts
 from jaxinfer.rollouts.mapping import ParamsMapping
 from jaxinfer.rollouts.rollout import choose_pad, rollout_params, run_rollouts
@@ -34,6 +36,7 @@ from jaxinfer.serving.driver.sleep_state import PauseMode, SleepTag
 from jaxinfer.serving.embedding import embedding_output
 from jaxinfer.serving.engine.metrics import Metric
 from jaxinfer.serving.handle_start import start_handle
+from jaxinfer.serving.judge import Judge
 from jaxinfer.serving.memory_handover import MemoryHandover
 from jaxinfer.serving.new_params import new_params as checked_params
 from jaxinfer.serving.new_params import params_update
@@ -79,6 +82,7 @@ class LLM(Door):
     Attributes:
         profiles: records what the engine does.
         handover: pauses the engine, and gives its devices' memory to others.
+        judge: chooses between labels, and ranks documents.
 
     Raises:
         TypeError: an unknown keyword; names its nearest valid neighbour.
@@ -126,6 +130,7 @@ class LLM(Door):
         self._arguments = handle.arguments
         self.profiles = Profiles(handle)
         self.handover = MemoryHandover(handle)
+        self.judge = Judge(handle)
 
     def get_tokenizer(self) -> Tokenizer | None:
         """The tokenizer, by vLLM's name for it."""
@@ -414,6 +419,26 @@ class LLM(Door):
         ]
         outputs = run_requests(driver, requests, use_tqdm=use_tqdm)
         return [embedding_output(output, normalize=normalize) for output in outputs]
+
+    def decide(
+        self, prompts: Any, labels: Sequence[str], *, use_tqdm: bool | Callable[..., Any] = False
+    ) -> list[Decision]:
+        """Probabilities of labels after prompts, from one prefill: see `Judge.decide`."""
+        return self.judge.decide(prompts, labels, use_tqdm=use_tqdm)
+
+    def rerank(
+        self,
+        query: str,
+        documents: Sequence[str],
+        *,
+        instruction: str | None = None,
+        top_n: int | None = None,
+        use_tqdm: bool | Callable[..., Any] = False,
+    ) -> list[RankedDocument]:
+        """Documents by their relevance to a query, by a Qwen3-Reranker: see `Judge.rerank`."""
+        return self.judge.rerank(
+            query, documents, instruction=instruction, top_n=top_n, use_tqdm=use_tqdm
+        )
 
     def add_request(
         self,

@@ -1,0 +1,24 @@
+"""Outputs of reranking: documents by their relevance to a query."""
+
+import dataclasses
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class RankedDocument:
+    """A document with its relevance to a query.
+
+    Attributes:
+        index: of the document in the list that was given.
+        document: its whole text.
+        relevance_score: probability of "yes" against "no", 0 to 1.
+        num_tokens: tokens of the prompt that holds query and document.
+        num_truncated_tokens: tokens at the document's end that did not fit and were not read.
+        num_cached_tokens: tokens that were not computed, as of `RequestOutput`.
+    """
+
+    index: int
+    document: str
+    relevance_score: float
+    num_tokens: int
+    num_truncated_tokens: int = 0
+    num_cached_tokens: int = 0

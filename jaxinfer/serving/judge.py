@@ -1,0 +1,95 @@
+"""Choices between labels, and documents by relevance: answers that need a prefill alone."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from jaxinfer.decisions import Decision
+from jaxinfer.reranking import RankedDocument
+from jaxinfer.serving.decisions import decision, read_labels
+from jaxinfer.serving.handle import Handle
+from jaxinfer.serving.reranking import ANSWERS, check_top_n, ranked, read_questions
+from jaxinfer.serving.token_logits import TokenLogits
+
+
+class Judge:
+    """What `LLM.judge` is: it has a model judge prompts by the logits of a few tokens.
+
+    Args:
+        handle: of the engine.
+    """
+
+    def __init__(self, handle: Handle) -> None:
+        self._handle = handle
+        self._logits = TokenLogits(handle)
+
+    def decide(
+        self, prompts: Any, labels: Sequence[str], *, use_tqdm: bool | Callable[..., Any] = False
+    ) -> list[Decision]:
+        """Probabilities of labels after prompts, from one prefill: nothing is sampled.
+
+        They are the softmax of the logits of the labels' first tokens, before any logits
+        processor, so that labels must begin with different ones. Prompts share cached prefixes.
+
+        Args:
+            prompts: as in `LLM.generate`. A chat model's are conversations in its template:
+                `llm.get_tokenizer().apply_chat_template(messages)`.
+            labels: two or more texts, each as it would go on from every prompt: with the space in
+                front if the prompt ends without one.
+            use_tqdm: as in `LLM.generate`.
+
+        Returns:
+            One decision for each prompt, in order.
+
+        Raises:
+            TypeError, ValueError: as in `LLM.generate`; labels are fewer than two, repeated, or of
+                the same first token; or the engine has no tokenizer, or runs on several processes.
+                Nothing has been run.
+            StepError: the model's output for a prompt was not finite, or the weights were swapped
+                behind it.
+        """
+        self._handle.check_open()
+        reader = self._handle.loaded.reader
+        tokens = read_labels(labels, reader)
+        read = reader.read(prompts, num_outputs=0)
+        found = self._logits.after(read, tuple(tokens.values()), use_tqdm=use_tqdm)
+        return [decision(tuple(tokens), each) for each in found]
+
+    def rerank(
+        self,
+        query: str,
+        documents: Sequence[str],
+        *,
+        instruction: str | None = None,
+        top_n: int | None = None,
+        use_tqdm: bool | Callable[..., Any] = False,
+    ) -> list[RankedDocument]:
+        """Documents by their relevance to a query, by a Qwen3-Reranker model.
+
+        Other models with Qwen's chat template run, too, but were not trained to judge so. A
+        document that does not fit `max_model_len` is cut at its end.
+
+        Args:
+            query: a text.
+            documents: texts.
+            instruction: what makes a document relevant; None is the one that the models' authors
+                use for web searches.
+            top_n: how many documents to return; None is all.
+            use_tqdm: as in `LLM.generate`.
+
+        Returns:
+            Documents with their scores, the most relevant first.
+
+        Raises:
+            TypeError: something is no text, or `top_n` no integer.
+            ValueError: query and instruction leave no room for a document, `top_n` is below 1, the
+                tokenizer lacks the template's tokens or there is none, or the engine runs on
+                several processes. Nothing has been run.
+            StepError: as in `decide`.
+        """
+        self._handle.check_open()
+        reader, most = self._handle.loaded.reader, check_top_n(top_n)
+        questions = read_questions(query, documents, instruction, reader)
+        answers = tuple(read_labels(ANSWERS, reader).values())
+        prompts = [question.prompt for question in questions]
+        found = self._logits.after(prompts, answers, use_tqdm=use_tqdm)
+        return ranked(questions, found, most)
