@@ -25,7 +25,7 @@ _FUNCTIONS = {
     "all_reduce": ["all_reduce", "all_reduce_norm"],
 }
 # The files with a table of whole names, and what they import of it.
-_TABLES = {"implementations.py": "MODULES[backend][op]", "family.py": "found"}
+_TABLES = {"implementations.py": "MODULES[backend][op]", "table.py": "found"}
 _ENTRIES = [(backend, op) for backend, modules in MODULES.items() for op in modules]
 # `import jax_triton` fails on a JAX without a GPU, so its modules are read, not imported.
 _FROM_SOURCE = {

@@ -72,13 +72,13 @@ def test_special_tokens_can_be_left_out(client, engine):
 
 def test_bad_words_are_tokenized_once_a_request_and_not_by_the_event_loop(client, monkeypatch):
     words = [f"{i} " + "word " * 20 for i in range(8)]
-    encode_batch, calls = Tokenizer.encode_batch, []
+    encode, calls = Tokenizer.encode_following, []
 
-    def note(self, texts, **options):
+    def note(self, texts):
         calls.append((len(texts), threading.current_thread()))
-        return encode_batch(self, texts, **options)
+        return encode(self, texts)
 
-    monkeypatch.setattr(Tokenizer, "encode_batch", note)
+    monkeypatch.setattr(Tokenizer, "encode_following", note)
     body = {"prompt": [[i, 2] for i in range(40)], "bad_words": words, "max_tokens": 1}
     answer = client.post("/v1/completions", body)
     assert (answer.status_code, len(answer.json()["choices"])) == (200, 40)

@@ -300,7 +300,8 @@ def test_requests_by_hand_go_on_with_others_or_by_steps():
 
 def test_a_dead_engine_is_known_to_every_task():
     async def main():
-        results = await asyncio.gather(*[setup.collect([i]) for i in range(3)])
+        running = [setup.collect([i]) for i in range(3)]
+        results = await asyncio.gather(*running, return_exceptions=True)
         late = await asyncio.gather(setup.collect([1]), return_exceptions=True)
         return results, late[0]
 
@@ -308,7 +309,10 @@ def test_a_dead_engine_is_known_to_every_task():
         setup.setups[0].runner.fail_launches = {3}
         setup.setups[0].runner.fail_reset = True
         results, late = asyncio.run(main())
-        assert all(last.outputs[0].finish_reason == "error" for _, last in results)
+        # On a busy host the engine may have failed before the last one was added.
+        ran = [each for each in results if not isinstance(each, StepError)]
+        assert ran
+        assert all(last.outputs[0].finish_reason == "error" for _, last in ran)
         assert isinstance(late, StepError)
 
 
