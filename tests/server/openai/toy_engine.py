@@ -17,7 +17,15 @@ class ToyEngine(FakeEngine):
         return getattr(self._engine, name)
 
     async def generate(
-        self, prompt, params, request_id, *, priority=0, prefill_only=False, answer=None
+        self,
+        prompt,
+        params,
+        request_id,
+        *,
+        priority=0,
+        prefill_only=False,
+        pooled=False,
+        answer=None,
     ):
         prompt_ids = list(prompt["prompt_token_ids"])
         count = 0 if prefill_only else min(params.max_tokens or len(TOKEN_IDS), len(TOKEN_IDS))
