@@ -49,13 +49,17 @@ class Door:
         """The tokenizer; None if only token ids go in and out."""
         return self._handle.loaded.tokenizer
 
-    @functools.cached_property
+    @property
     def embedding_model(self) -> EmbeddingModel:
         """What the model's files say of its vectors; read when it is first asked for.
 
         Raises:
             ModelLoadError, ValueError: as `read_embedding_model`.
         """
+        return self._embedding_model
+
+    @functools.cached_property
+    def _embedding_model(self) -> EmbeddingModel:
         loaded, overrides = self._handle.loaded, self._handle.config.hf_overrides
         return read_embedding_model(loaded.directory, loaded.model_config.hidden_size, overrides)
 

@@ -138,7 +138,9 @@ def ending_tokenizer(tmp_path_factory):
 def embedder(ending_tokenizer):
     """The small engine, whose model has prompts and can be cut."""
     with small_llm(tokenizer=ending_tokenizer[0]) as llm:
-        llm.embedding_model = EmbeddingModel(size=SIZE, is_matryoshka=True, prompts=PROMPTS_BY_NAME)
+        llm._embedding_model = EmbeddingModel(
+            size=SIZE, is_matryoshka=True, prompts=PROMPTS_BY_NAME
+        )
         yield llm
 
 

@@ -104,13 +104,17 @@ class RemoteLLM:
         """Most tokens of prompt and output together."""
         return self._description.max_model_len
 
-    @functools.cached_property
+    @property
     def embedding_model(self) -> EmbeddingModel:
         """What the model's files say of its vectors; read when it is first asked for.
 
         Raises:
             ModelLoadError, ValueError: as `read_embedding_model`.
         """
+        return self._embedding_model
+
+    @functools.cached_property
+    def _embedding_model(self) -> EmbeddingModel:
         directory, overrides = self._description.directory, self._description.config.hf_overrides
         return read_embedding_model(directory, self.model_config.hidden_size, overrides)
 

@@ -40,7 +40,7 @@ def test_vectors_are_those_of_the_engine_bit_for_bit(llm):
     here = llm.embed(PROMPTS)
 
     async def work(remote):
-        remote.embedding_model = EmbeddingModel(size=CONFIG.hidden_size, is_matryoshka=True)
+        remote._embedding_model = EmbeddingModel(size=CONFIG.hidden_size, is_matryoshka=True)
         cut = await remote.embed(PROMPTS[0], dimensions=4)
         return await remote.embed(PROMPTS), cut
 
