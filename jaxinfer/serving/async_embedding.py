@@ -19,7 +19,7 @@ async def embed_all(
     """Run requests that are `pooled`; all end when this task is cancelled, or when one fails.
 
     Args:
-        requests: of `EmbeddingModel.requests`.
+        requests: of `embedding_requests`.
         stream: runs a request, and aborts it when its iteration is left.
         normalize: as of `embedding_output`.
         dimensions: as of `embedding_output`.

@@ -16,6 +16,7 @@ from jaxinfer.serving.door import Door
 from jaxinfer.serving.driver.async_stream import stream_request_async
 from jaxinfer.serving.driver.sleep import check_level, check_mode
 from jaxinfer.serving.driver.sleep_state import PauseMode, SleepTag
+from jaxinfer.serving.embedding import embedding_requests
 from jaxinfer.serving.engine.metrics import Metric
 from jaxinfer.serving.handle_start import start_handle
 from jaxinfer.serving.new_params import params_update
@@ -120,8 +121,9 @@ class AsyncLLM(Door):
             RuntimeError: the engine is shut down.
         """
         driver, reader = self._handle.driver, self._handle.loaded.reader
-        requests = self.embedding_model.requests(
-            prompts, reader, dimensions=dimensions, prompt_name=prompt_name
+        model = self.embedding_model
+        requests = embedding_requests(
+            model, prompts, reader, dimensions=dimensions, prompt_name=prompt_name
         )
         return await embed_all(
             requests,

@@ -12,9 +12,6 @@ from jaxinfer.errors import ModelLoadError
 from jaxinfer.model.checkpoint.directory_files import has_file, read_json, read_text
 from jaxinfer.model.hf_config import read_config_file
 from jaxinfer.model.hf_overrides import apply_overrides
-from jaxinfer.sampling_params import SamplingParams
-from jaxinfer.serving.requests.new_request import NewRequest
-from jaxinfer.serving.requests.prompts import PromptParts, PromptReader, split_prompts
 
 _MODULES = "modules.json"
 _POOLING_CONFIG = "config.json"
@@ -23,7 +20,6 @@ _KNOWN_MODULES = ("Transformer", "Pooling", "Normalize")
 _LAST_TOKEN = "lasttoken"
 _MODE = "pooling_mode"
 _MOST_BYTES = 1 << 20
-_PARAMS = SamplingParams()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -64,36 +60,6 @@ class EmbeddingModel:
         if self.dimensions and dimensions not in self.dimensions:
             known = ", ".join(map(str, self.dimensions))
             raise ValueError(f"dimensions is {dimensions}, but the model has {known}")
-
-    def requests(
-        self,
-        prompts: Any,
-        reader: PromptReader,
-        *,
-        dimensions: int | None = None,
-        prompt_name: str | None = None,
-    ) -> list[NewRequest]:
-        """The requests of a call, whose outputs go to `embedding_output`.
-
-        Args:
-            prompts: as the caller gave them.
-            reader: checks and tokenizes them.
-            dimensions: asked for.
-            prompt_name: of the prompt to put in front of each text.
-
-        Raises:
-            TypeError, ValueError: something can't be run; names it.
-        """
-        self.check_dimensions(dimensions)
-        parts = split_prompts(prompts)
-        if prompt_name is not None:
-            prefix = self.prompt(prompt_name)
-            parts = [_after(prefix, part) for part in parts]
-        read = reader.read_parts(parts, [None] * len(parts), num_outputs=0)
-        return [
-            NewRequest(prompt=prompt, params=_PARAMS, kind="final", prefill_only=True, pooled=True)
-            for prompt in read
-        ]
 
     def prompt(self, name: str) -> str:
         """The prompt of a name.
@@ -194,13 +160,3 @@ def _prompts(directory: Path, fields: Mapping[str, Any]) -> Mapping[str, str]:
     if not isinstance(given, dict) or not all(isinstance(text, str) for text in given.values()):
         raise ModelLoadError(f"{directory / _PROMPTS}: prompts must be an object of texts")
     return MappingProxyType(given)
-
-
-def _after(prefix: str, part: PromptParts) -> PromptParts:
-    """A prompt's text behind another text."""
-    if part.text is None or part.token_ids is not None:
-        raise ValueError(
-            f"{part.name} is token ids, and prompt_name goes in front of a text; send the text, or "
-            "leave prompt_name out"
-        )
-    return dataclasses.replace(part, text=prefix + part.text)

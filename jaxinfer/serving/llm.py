@@ -31,7 +31,7 @@ from jaxinfer.serving.driver.async_stream import stream_request_async
 from jaxinfer.serving.driver.blocking_calls import run_requests
 from jaxinfer.serving.driver.blocking_stream import stream_request
 from jaxinfer.serving.driver.sleep_state import PauseMode, SleepTag
-from jaxinfer.serving.embedding import embedding_output
+from jaxinfer.serving.embedding import embedding_output, embedding_requests
 from jaxinfer.serving.engine.metrics import Metric
 from jaxinfer.serving.handle_start import start_handle
 from jaxinfer.serving.memory_handover import MemoryHandover
@@ -414,9 +414,9 @@ class LLM(Door):
             ModelLoadError: one of these files is damaged.
             StepError: the model's output for a prompt was not finite.
         """
-        driver, reader = self._handle.driver, self._loaded.reader
-        requests = self.embedding_model.requests(
-            prompts, reader, dimensions=dimensions, prompt_name=prompt_name
+        driver, reader, model = self._handle.driver, self._loaded.reader, self.embedding_model
+        requests = embedding_requests(
+            model, prompts, reader, dimensions=dimensions, prompt_name=prompt_name
         )
         outputs = run_requests(driver, requests, use_tqdm=use_tqdm)
         return [

@@ -23,6 +23,7 @@ from jaxinfer.server.service.scores import scores_of_rows
 from jaxinfer.serving.async_embedding import embed_all
 from jaxinfer.serving.driver.sleep import check_level, check_mode
 from jaxinfer.serving.driver.sleep_state import PauseMode, SleepTag
+from jaxinfer.serving.embedding import embedding_requests
 from jaxinfer.serving.embedding_model import EmbeddingModel, read_embedding_model
 from jaxinfer.serving.engine.metrics import Metric
 from jaxinfer.serving.parsers.answer_format import AnswerFormat
@@ -198,8 +199,9 @@ class RemoteLLM:
             JaxinferError: the engine can't take them, as for `generate`.
         """
         self._check_open()
-        requests = self.embedding_model.requests(
-            prompts, self._reader, dimensions=dimensions, prompt_name=prompt_name
+        model, reader = self.embedding_model, self._reader
+        requests = embedding_requests(
+            model, prompts, reader, dimensions=dimensions, prompt_name=prompt_name
         )
         return await embed_all(requests, self._stream, normalize=normalize, dimensions=dimensions)
 
