@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from jaxinfer.rollouts.sources import ParamSource
     from jaxinfer.sampling_params import RequestOutputKind, SamplingParams
     from jaxinfer.serving.async_llm import AsyncLLM
+    from jaxinfer.serving.embedding_model import EmbeddingModel
     from jaxinfer.serving.engine.metrics import Counter, Gauge, Histogram
     from jaxinfer.serving.llm import LLM
     from jaxinfer.serving.parsers.answer_format import AnswerFormat
@@ -72,6 +73,7 @@ __all__ = [
     "CustomSampler",
     "Decision",
     "DistributedError",
+    "EmbeddingModel",
     "EmbeddingOutput",
     "EngineConfig",
     "EngineDeadError",
@@ -162,6 +164,7 @@ _HOMES = {
     "SamplerState": "serving.sampling.sampler",
     "SamplingParams": "sampling_params",
     "ScoreOutput": "outputs",
+    "EmbeddingModel": "serving.embedding_model",
     "EmbeddingOutput": "outputs",
     "ShardingRules": "model.sharding",
     "ShuttingDownError": "errors",

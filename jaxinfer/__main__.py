@@ -9,6 +9,7 @@ from jaxinfer.cli.process import OK, USAGE, end_process
 COMMANDS = {
     "generate": "write text after a prompt, or after many",
     "chat": "talk with a model in the terminal",
+    "embed": "write the vectors of texts",
     "bench": "measure a running OpenAI server under load",
     "profile": "say which part of a model takes the time of its steps",
     "convert": "convert a checkpoint between safetensors and Orbax, or from GGUF",

@@ -25,6 +25,7 @@ from tests.model import small_models
 COMPANIONS = (
     *("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"),
     "additional_chat_templates/tool_use.jinja",
+    *("modules.json", "1_Pooling/config.json", "config_sentence_transformers.json"),
 )
 
 
@@ -36,7 +37,8 @@ def source(tmp_path_factory):
     config = json.loads((directory / "config.json").read_text())
     config |= {"auto_map": {"AutoModel": "evil.Model"}, "kept": "yes"}
     (directory / "config.json").write_text(json.dumps(config))
-    (directory / "additional_chat_templates").mkdir()
+    for name in ("additional_chat_templates", "1_Pooling"):
+        (directory / name).mkdir()
     for name in COMPANIONS:
         (directory / name).write_text(f"{name} content")
     (directory / "evil.py").write_text("raise SystemExit")

@@ -18,8 +18,8 @@ import jaxinfer
 from jaxinfer import __main__
 
 ROOT = Path(jaxinfer.__file__).parent
-COMMANDS = {"generate", "chat", "bench", "convert", "serve", "launch", "env", "plan", "profile"}
-COMMANDS |= {"pull", "list", "rm"}
+COMMANDS = {"generate", "chat", "embed", "bench", "convert", "serve", "launch", "env", "plan"}
+COMMANDS |= {"profile", "pull", "list", "rm"}
 COMMANDS |= {"__main__"}
 ROOMS = (
     "basis",

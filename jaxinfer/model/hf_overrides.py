@@ -13,6 +13,7 @@ _FIELDS = (
     *("rope_theta", "rope_scaling", "rope_parameters", "original_max_position_embeddings"),
     *("dtype", "hidden_act", "use_sliding_window", "sliding_window", "layer_types"),
     *("quantization_config", "partial_rotary_factor", "no_rope_layers"),
+    *("is_matryoshka", "matryoshka_dimensions"),
 )
 
 

@@ -29,6 +29,7 @@ from jaxinfer.server.openai.routes import (
     admin,
     chat,
     completions,
+    embeddings,
     health,
     responses,
     tokenization,
@@ -85,7 +86,7 @@ def create_app(
     app.state.front = front
     app.state.max_nesting = settings.max_nesting
     app.router.route_class = ApiRoute
-    generating = [completions, chat, responses, messages]
+    generating = [completions, chat, responses, messages, embeddings]
     for each in [health, *generating, tokenization, unsupported]:
         app.include_router(each.router)
     if settings.page:

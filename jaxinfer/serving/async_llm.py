@@ -8,13 +8,15 @@ from typing import Any, Literal
 
 from jaxinfer.errors import JaxinferError
 from jaxinfer.model.text.tokenizer import Tokenizer
-from jaxinfer.outputs import RequestOutput
+from jaxinfer.outputs import EmbeddingOutput, RequestOutput
 from jaxinfer.rollouts.mapping import ParamsMapping
 from jaxinfer.sampling_params import SamplingParams
+from jaxinfer.serving.async_embedding import embed_all
 from jaxinfer.serving.door import Door
 from jaxinfer.serving.driver.async_stream import stream_request_async
 from jaxinfer.serving.driver.sleep import check_level, check_mode
 from jaxinfer.serving.driver.sleep_state import PauseMode, SleepTag
+from jaxinfer.serving.embedding import embedding_requests
 from jaxinfer.serving.engine.metrics import Metric
 from jaxinfer.serving.handle_start import start_handle
 from jaxinfer.serving.new_params import params_update
@@ -65,6 +67,7 @@ class AsyncLLM(Door):
         *,
         priority: int = 0,
         prefill_only: bool = False,
+        pooled: bool = False,
         answer: AnswerFormat | None = None,
     ) -> AsyncGenerator[RequestOutput]:
         """Complete one prompt, for `async for`.
@@ -79,6 +82,7 @@ class AsyncLLM(Door):
                 makes one.
             priority: as in `LLM.generate`.
             prefill_only: only run the prompt, for its log-probabilities: no token is sampled.
+            pooled: only run the prompt, for the last output's `embedding`; `embed` is simpler.
             answer: how its text is read as reasoning, content and tool calls; None leaves it whole.
 
         Returns:
@@ -97,9 +101,36 @@ class AsyncLLM(Door):
             priority,
             request_id or "",
             prefill_only=prefill_only,
+            pooled=pooled,
             answer=answer,
         )
         return stream_request_async(driver, request, keeps=self)
+
+    async def embed(
+        self,
+        prompts: Any,
+        *,
+        dimensions: int | None = None,
+        prompt_name: str | None = None,
+        normalize: bool = True,
+    ) -> list[EmbeddingOutput]:
+        """Texts as vectors: see `LLM.embed`. Cancelling the task aborts their requests.
+
+        Raises:
+            TypeError, ValueError, ModelLoadError, StepError: as `LLM.embed`.
+            RuntimeError: the engine is shut down.
+        """
+        driver, reader = self._handle.driver, self._handle.loaded.reader
+        model = self.embedding_model
+        requests = embedding_requests(
+            model, prompts, reader, dimensions=dimensions, prompt_name=prompt_name
+        )
+        return await embed_all(
+            requests,
+            lambda request: stream_request_async(driver, request, keeps=self),
+            normalize=normalize,
+            dimensions=dimensions,
+        )
 
     async def abort(self, request_id: str | Iterable[str]) -> None:
         """End all requests of these names, after the step that runs; unknown ones are ignored.

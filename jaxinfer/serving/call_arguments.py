@@ -34,6 +34,7 @@ class CallArguments:
         label: str = "",
         *,
         prefill_only: bool = False,
+        pooled: bool = False,
         answer: AnswerFormat | None = None,
     ) -> NewRequest:
         """The request of a single prompt.
@@ -44,6 +45,7 @@ class CallArguments:
             priority: an integer.
             label: the caller's name for it, if any.
             prefill_only: nothing is sampled, so that the prompt may fill the model's length.
+            pooled: nothing is sampled, and its output has the vector of its last token.
             answer: how its text is read.
 
         Raises:
@@ -54,12 +56,14 @@ class CallArguments:
         if len(parts) != 1:
             raise ValueError(f"expected one prompt, got {len(parts)}; use generate() for several")
         (own,) = self.params(params, 1)
+        prefill_only = prefill_only or pooled
         (checked,) = self._read(parts, [own], num_outputs=0 if prefill_only else 1)
         return NewRequest(
             prompt=checked,
             params=own,
             kind=wanted_outputs(own),
             prefill_only=prefill_only,
+            pooled=pooled,
             priority=self._priority(priority, "priority"),
             label=label,
             answer=answer,

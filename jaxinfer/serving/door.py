@@ -1,5 +1,6 @@
 """What `LLM` and `AsyncLLM` share: the properties of an engine, its model, limits and counts."""
 
+import functools
 from typing import Any
 
 from jaxinfer.checks import instead_of_vllm
@@ -7,6 +8,7 @@ from jaxinfer.config import EngineConfig
 from jaxinfer.model.config import ModelConfig
 from jaxinfer.model.text.tokenizer import Tokenizer
 from jaxinfer.sampling_params import SamplingParams
+from jaxinfer.serving.embedding_model import EmbeddingModel, read_embedding_model
 from jaxinfer.serving.handle import Handle
 from jaxinfer.startup_report import StartupReport, StartUpTimes
 
@@ -46,6 +48,20 @@ class Door:
     def tokenizer(self) -> Tokenizer | None:
         """The tokenizer; None if only token ids go in and out."""
         return self._handle.loaded.tokenizer
+
+    @property
+    def embedding_model(self) -> EmbeddingModel:
+        """What the model's files say of its vectors; read when it is first asked for.
+
+        Raises:
+            ModelLoadError, ValueError: as `read_embedding_model`.
+        """
+        return self._embedding_model
+
+    @functools.cached_property
+    def _embedding_model(self) -> EmbeddingModel:
+        loaded, overrides = self._handle.loaded, self._handle.config.hf_overrides
+        return read_embedding_model(loaded.directory, loaded.model_config.hidden_size, overrides)
 
     @property
     def weight_version(self) -> int:

@@ -33,7 +33,7 @@ from jaxinfer.serving.driver.async_stream import stream_request_async
 from jaxinfer.serving.driver.blocking_calls import run_requests
 from jaxinfer.serving.driver.blocking_stream import stream_request
 from jaxinfer.serving.driver.sleep_state import PauseMode, SleepTag
-from jaxinfer.serving.embedding import embedding_output
+from jaxinfer.serving.embedding import embedding_output, embedding_requests
 from jaxinfer.serving.engine.metrics import Metric
 from jaxinfer.serving.handle_start import start_handle
 from jaxinfer.serving.judge import Judge
@@ -391,6 +391,8 @@ class LLM(Door):
         self,
         prompts: Any,
         *,
+        dimensions: int | None = None,
+        prompt_name: str | None = None,
         normalize: bool = True,
         use_tqdm: bool | Callable[..., Any] = False,
     ) -> list[EmbeddingOutput]:
@@ -401,6 +403,10 @@ class LLM(Door):
 
         Args:
             prompts: as in `generate`.
+            dimensions: keep this many leading numbers of each vector, of a model whose files say
+                that it is trained for it (`is_matryoshka` or `matryoshka_dimensions`).
+            prompt_name: put this prompt of the model's `config_sentence_transformers.json` in
+                front of each text.
             normalize: make each vector's Euclidean norm 1.
             use_tqdm: as in `generate`.
 
@@ -408,17 +414,20 @@ class LLM(Door):
             One output for each prompt, in order.
 
         Raises:
-            TypeError, ValueError: as in `generate`.
+            TypeError, ValueError: as in `generate`; the model's vectors can't be cut so, it has no
+                such prompt, or its files ask for another pooling than that of the last token.
+            ModelLoadError: one of these files is damaged.
             StepError: the model's output for a prompt was not finite.
         """
-        driver = self._handle.driver
-        read = self._loaded.reader.read(prompts, num_outputs=0)
-        params = SamplingParams()
-        requests = [
-            NewRequest(prompt=p, params=params, prefill_only=True, pooled=True) for p in read
-        ]
+        driver, reader, model = self._handle.driver, self._loaded.reader, self.embedding_model
+        requests = embedding_requests(
+            model, prompts, reader, dimensions=dimensions, prompt_name=prompt_name
+        )
         outputs = run_requests(driver, requests, use_tqdm=use_tqdm)
-        return [embedding_output(output, normalize=normalize) for output in outputs]
+        return [
+            embedding_output(output, normalize=normalize, dimensions=dimensions)
+            for output in outputs
+        ]
 
     def decide(
         self, prompts: Any, labels: Sequence[str], *, use_tqdm: bool | Callable[..., Any] = False

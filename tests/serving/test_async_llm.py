@@ -143,6 +143,39 @@ def test_a_prompt_that_fills_the_model_is_scored_without_sampling(engine):
     np.testing.assert_allclose(scored, rows[np.arange(63), prompt[1:]], atol=1e-4)
 
 
+def test_vectors_are_those_of_the_last_hidden_state_and_of_length_one(engine):
+    async def main():
+        one, *_ = both = await engine.embed([PROMPTS[0], PROMPTS[2]])
+        (raw,) = await engine.embed(PROMPTS[0], normalize=False)
+        (output,) = [each async for each in engine.generate(PROMPTS[0], pooled=True)]
+        assert [each.token_ids for each in both] == [PROMPTS[0], PROMPTS[2]]
+        np.testing.assert_array_equal(raw.embedding, np.asarray(output.embedding, np.float32))
+        np.testing.assert_allclose(
+            one.embedding, raw.embedding / np.linalg.norm(raw.embedding), rtol=1e-6
+        )
+        with pytest.raises(ValueError, match="no Matryoshka dimensions"):
+            await engine.embed(PROMPTS, dimensions=4)
+        with pytest.raises(ValueError, match=r"prompts\[1\] is empty"):
+            await engine.embed([PROMPTS[0], []])
+
+    run(main())
+
+
+def test_a_cancelled_task_takes_its_texts_along(engine):
+    async def main():
+        texts = [[i] * 60 for i in range(1, 40)]
+        task = asyncio.create_task(engine.embed(texts))
+        await asyncio.sleep(0.01)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        driver = engine._handle.driver
+        await driver.call_async(lambda: None)
+        assert await driver.call_async(lambda: len(driver._driven)) == 0
+
+    run(main())
+
+
 def test_a_refused_request_raises_at_once(engine):
     with pytest.raises(ValueError, match="prompt is empty"):
         engine.generate("", GREEDY)

@@ -37,6 +37,9 @@ _COMPANIONS = (
     "merges.txt",
     "chat_template.jinja",
     "chat_template.json",
+    "modules.json",
+    "1_Pooling/config.json",
+    "config_sentence_transformers.json",
 )
 
 

@@ -22,6 +22,9 @@ HUB_FILES = [
     "merges.txt",
     "chat_template.*",
     f"{TEMPLATES_DIRECTORY}/*.jinja",
+    "modules.json",
+    "*_Pooling/config.json",
+    "config_sentence_transformers.json",
 ]
 
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from jaxinfer.model.text.tokenizer import Tokenizer
 from jaxinfer.outputs import RequestOutput
 from jaxinfer.sampling_params import SamplingParams
+from jaxinfer.serving.embedding_model import EmbeddingModel
 from jaxinfer.serving.engine.metrics import Metric
 from jaxinfer.serving.parsers.answer_format import AnswerFormat
 
@@ -32,6 +33,11 @@ class EngineClient(Protocol):
         """Most tokens of prompt and output together."""
         ...
 
+    @property
+    def embedding_model(self) -> EmbeddingModel:
+        """What the model's files say of its vectors; ModelLoadError or ValueError if bad."""
+        ...
+
     def get_default_sampling_params(self) -> SamplingParams:
         """The sampling parameters of a request without sampling fields."""
         ...
@@ -44,6 +50,7 @@ class EngineClient(Protocol):
         *,
         priority: int = 0,
         prefill_only: bool = False,
+        pooled: bool = False,
         answer: AnswerFormat | None = None,
     ) -> AsyncGenerator[RequestOutput]:
         """Complete one prompt. Closing the iteration, or cancelling its task, aborts the request.
@@ -56,6 +63,7 @@ class EngineClient(Protocol):
             priority: lower ones run earlier.
             prefill_only: only run the prompt, for its log-probabilities; the single completion
                 ends by "length" without a token.
+            pooled: only run the prompt, for the `embedding` of the last output.
             answer: the format for parsing its text; None leaves it whole.
 
         Raises:

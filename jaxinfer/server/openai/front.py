@@ -64,6 +64,7 @@ class Job:
         label: the server's own name for it.
         priority: as the request says.
         prefill_only: nothing is sampled.
+        pooled: nothing is sampled, and its output has the vector of its last token.
         grammar_field: the request's field that gives its grammar, if any.
         answer: the format for parsing its text; None leaves it whole.
     """
@@ -73,6 +74,7 @@ class Job:
     label: str
     priority: int = 0
     prefill_only: bool = False
+    pooled: bool = False
     grammar_field: str | None = None
     answer: AnswerFormat | None = None
 
@@ -166,6 +168,7 @@ class Front:
                     job.label,
                     priority=job.priority,
                     prefill_only=job.prefill_only,
+                    pooled=job.pooled,
                     answer=job.answer,
                 )
         except JaxinferError:

@@ -5,6 +5,8 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
+
 from jaxinfer.errors import QueueFullError
 from jaxinfer.sampling_params import SamplingParams
 from jaxinfer.server.service.description import request_of_message
@@ -140,4 +142,5 @@ def _news(facts: RunFacts, output: TokenOutput) -> News:
         output.stop_reason,  # pyright: ignore[reportArgumentType]  # strings: front ends find them
         [pack_prompt_scores(*each) for each in output.prompt_scores],
         output.error,
+        b"" if output.embedding is None else output.embedding.astype(np.float32).tobytes(),
     )

@@ -114,6 +114,7 @@ class News(msgspec.Struct, frozen=True, array_like=True):
         stop_reason: the stop token that ended it.
         prompt_scores: one for each chunk.
         error: the error's message.
+        embedding: float32 ``[E]`` in the machine's order; empty if none was asked for.
     """
 
     num_cached_tokens: int = 0
@@ -124,6 +125,7 @@ class News(msgspec.Struct, frozen=True, array_like=True):
     stop_reason: int | None = None
     prompt_scores: Sequence[PromptScores] = ()
     error: str | None = None
+    embedding: bytes = b""
 
 
 class Row(msgspec.Struct, frozen=True, array_like=True, gc=False):

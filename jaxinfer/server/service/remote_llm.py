@@ -1,6 +1,7 @@
 """The counterpart of `AsyncLLM` for an engine in another process, used by front ends."""
 
 import asyncio
+import functools
 import os
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
 from typing import Any
@@ -12,15 +13,18 @@ from jaxinfer.errors import (
 )
 from jaxinfer.model.config import ModelConfig
 from jaxinfer.model.text.tokenizer import Tokenizer
-from jaxinfer.outputs import TIMEOUT, RequestOutput
+from jaxinfer.outputs import TIMEOUT, EmbeddingOutput, RequestOutput
 from jaxinfer.sampling_params import SamplingParams
 from jaxinfer.server.service.description import EngineDescription, engine_message
 from jaxinfer.server.service.engine_link import EngineLink
 from jaxinfer.server.service.messages import Add, End, Step, metrics_from_message
 from jaxinfer.server.service.remote_request import RemoteRequest
 from jaxinfer.server.service.scores import scores_of_rows
+from jaxinfer.serving.async_embedding import embed_all
 from jaxinfer.serving.driver.sleep import check_level, check_mode
 from jaxinfer.serving.driver.sleep_state import PauseMode, SleepTag
+from jaxinfer.serving.embedding import embedding_requests
+from jaxinfer.serving.embedding_model import EmbeddingModel, read_embedding_model
 from jaxinfer.serving.engine.metrics import Metric
 from jaxinfer.serving.parsers.answer_format import AnswerFormat
 from jaxinfer.serving.requests.new_request import NewRequest, wanted_outputs
@@ -102,6 +106,20 @@ class RemoteLLM:
         return self._description.max_model_len
 
     @property
+    def embedding_model(self) -> EmbeddingModel:
+        """What the model's files say of its vectors; read when it is first asked for.
+
+        Raises:
+            ModelLoadError, ValueError: as `read_embedding_model`.
+        """
+        return self._embedding_model
+
+    @functools.cached_property
+    def _embedding_model(self) -> EmbeddingModel:
+        directory, overrides = self._description.directory, self._description.config.hf_overrides
+        return read_embedding_model(directory, self.model_config.hidden_size, overrides)
+
+    @property
     def is_running(self) -> bool:
         """True if it takes requests."""
         return not (self._is_closed or self._is_draining or self._link.failure)
@@ -118,6 +136,7 @@ class RemoteLLM:
         *,
         priority: int = 0,
         prefill_only: bool = False,
+        pooled: bool = False,
         answer: AnswerFormat | None = None,
     ) -> AsyncGenerator[RequestOutput]:
         """Complete one prompt, for `async for`; arguments as for `AsyncLLM.generate`.
@@ -142,6 +161,7 @@ class RemoteLLM:
             raise ValueError(f"expected one prompt, got {len(parts)}; make a call for each")
         (given,) = match_params(sampling_params, 1, self._description.default_params)
         params = self._checked(given)
+        prefill_only = prefill_only or pooled
         (checked,) = self._reader.read_parts(
             parts, [self._reader.prompt_limit(params)], num_outputs=0 if prefill_only else 1
         )
@@ -157,11 +177,33 @@ class RemoteLLM:
             params=params,
             kind=wanted_outputs(params),
             prefill_only=prefill_only,
+            pooled=pooled,
             priority=priority,
             label=request_id or "",
             answer=answer,
         )
         return self._stream(request)
+
+    async def embed(
+        self,
+        prompts: Any,
+        *,
+        dimensions: int | None = None,
+        prompt_name: str | None = None,
+        normalize: bool = True,
+    ) -> list[EmbeddingOutput]:
+        """Texts as vectors: see `LLM.embed`. Cancelling the task aborts their requests.
+
+        Raises:
+            TypeError, ValueError, ModelLoadError, StepError: as `LLM.embed`.
+            JaxinferError: the engine can't take them, as for `generate`.
+        """
+        self._check_open()
+        model, reader = self.embedding_model, self._reader
+        requests = embedding_requests(
+            model, prompts, reader, dimensions=dimensions, prompt_name=prompt_name
+        )
+        return await embed_all(requests, self._stream, normalize=normalize, dimensions=dimensions)
 
     async def abort(self, request_id: str | Iterable[str]) -> None:
         """End all requests of these names that came through this front end.

@@ -4,6 +4,8 @@ import asyncio
 import time
 from collections.abc import Sequence
 
+import numpy as np
+
 from jaxinfer.model.text.tokenizer import Tokenizer
 from jaxinfer.outputs import FinishReason, RequestOutput
 from jaxinfer.server.service.messages import News, Row
@@ -11,7 +13,7 @@ from jaxinfer.server.service.scores import PromptLogprobs, ReceivedScores, unpac
 from jaxinfer.serving.requests.completion import Completion
 from jaxinfer.serving.requests.new_request import NewRequest
 from jaxinfer.serving.requests.request_group import RequestGroup
-from jaxinfer.serving.requests.result import TokenScores
+from jaxinfer.serving.requests.result import POOLED, TokenScores
 
 _NO_SCORES = TokenScores(tokens=None, ok=None)  # pyright: ignore[reportArgumentType]
 
@@ -140,6 +142,8 @@ class RemoteRequest:
         history.num_preemptions = news.num_preemptions
         history.scheduled_time = news.scheduled_time
         completion.weight_version = news.weight_version
+        if news.embedding:
+            self._group.take_readout(POOLED, np.frombuffer(news.embedding, np.float32), 0)
         if self._prompt_logprobs is not None:
             for piece in news.prompt_scores:
                 self._prompt_logprobs.add(piece.start, unpack_scores(piece.scores))

@@ -4,11 +4,13 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from jaxinfer.outputs import FinishReason
 from jaxinfer.serving.requests.new_request import NewRequest
 from jaxinfer.serving.requests.request import Request
 from jaxinfer.serving.requests.request_group import signed_seed
-from jaxinfer.serving.requests.result import PROMPT_LOGPROBS, TokenScores
+from jaxinfer.serving.requests.result import POOLED, PROMPT_LOGPROBS, TokenScores
 from jaxinfer.serving.requests.token_times import TokenTimes
 
 
@@ -66,6 +68,7 @@ class TokenOutput:
         finish_reason: as of `CompletionOutput`; None while it runs.
         stop_reason: the stop token that ended it.
         error: the cause, when `finish_reason` is "error".
+        embedding: float32 ``[E]``, of a `pooled` request.
     """
 
     token_ids: Sequence[int]
@@ -77,6 +80,7 @@ class TokenOutput:
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None
     error: str | None = None
+    embedding: np.ndarray | None = None
 
 
 class TokenCompletion:
@@ -142,6 +146,7 @@ class TokenGroup:
         """None: the front end that detokenizes also counts tokens."""
         self._facts: tuple[int, int, float | None, int] | None = None
         self._prompt_scores: list[tuple[int, ScoreSlice]] = []
+        self._embedding: np.ndarray | None = None
         given = new.params.seed
         seed = signed_seed(seed if given is None else given + new.seed_offset)
         self.completions = [TokenCompletion(Request(f"{new.key}/0", new, new.params, seed))]
@@ -152,7 +157,10 @@ class TokenGroup:
         return self.completions[0].finish_reason is not None
 
     def take_readout(self, name: str, value: Any, start: int) -> bool:
-        """As `RequestGroup.take_readout`, of log-probabilities of the prompt."""
+        """As `RequestGroup.take_readout`."""
+        if name == POOLED:
+            self._embedding = value
+            return bool(np.isfinite(value).all())
         scores: TokenScores = {PROMPT_LOGPROBS: value}[name]
         request = self.completions[0].request
         num_top = request.params.prompt_logprobs
@@ -201,6 +209,7 @@ class TokenGroup:
             completion.finish_reason,
             completion.stop_reason,
             self.error,
+            self._embedding,
         )
 
 

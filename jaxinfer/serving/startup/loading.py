@@ -86,6 +86,7 @@ class Loaded:
         default_params: for calls that give none.
         constraints: makes the constraints of requests.
         start_up: the parts of the start's time.
+        directory: of the model; None for a caller's parameters.
     """
 
     engine: Steppable
@@ -99,6 +100,7 @@ class Loaded:
     default_params: SamplingParams
     constraints: RequestConstraints
     start_up: StartUpTimes
+    directory: pathlib.Path | None
 
 
 def load_engine(config: EngineConfig, source: ModelSource) -> Loaded:
@@ -214,6 +216,7 @@ def _load(config: EngineConfig, source: ModelSource, group: ProcessGroup | None)
         default_params,
         constraints,
         runner.start_up_times(load_s),
+        directory,
     )
 
 

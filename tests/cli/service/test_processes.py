@@ -58,7 +58,17 @@ def test_answers_are_those_of_an_engine_in_one_process(service):
         assert answer.logprobs.token_logprobs == pytest.approx(chosen, abs=1e-3)
 
 
+def test_vectors_are_those_of_an_engine_in_one_process(service):
+    texts = [PROMPT, "What is 12 + 34?"]
+    with LLM(max_num_seqs=4, num_kv_blocks=200, max_model_len=800, show_progress=False) as llm:
+        expected = [output.embedding.tolist() for output in llm.embed(texts)]
+    answer = service.client.embeddings.create(model="jaxinfer", input=texts)
+    for each, vector in zip(answer.data, expected, strict=True):
+        assert each.embedding == pytest.approx(vector, abs=1e-5)
+
+
 def test_front_ends_load_no_jax(service):
+    service.client.embeddings.create(model="jaxinfer", input=PROMPT)
     for child in service.children("front_end_process"):
         assert not any("jaxlib" in each.path for each in child.memory_maps())
 

@@ -101,6 +101,8 @@ def test_only_weights_and_text_are_asked_of_the_hub(tmp_path, monkeypatch):
         if pattern != "chat_template.*"
     )
     assert "additional_chat_templates/*.jinja" in asked["patterns"]
+    of_vectors = {"modules.json", "*_Pooling/config.json", "config_sentence_transformers.json"}
+    assert of_vectors <= set(asked["patterns"])
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,15 @@ class FakeEngine:
         return getattr(self._engine, name)
 
     async def generate(
-        self, prompt, params, request_id, *, priority=0, prefill_only=False, answer=None
+        self,
+        prompt,
+        params,
+        request_id,
+        *,
+        priority=0,
+        prefill_only=False,
+        pooled=False,
+        answer=None,
     ):
         for item in self._items:
             if isinstance(item, Exception):

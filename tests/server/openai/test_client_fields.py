@@ -128,6 +128,13 @@ def test_every_parameter_of_responses_is_taken_or_refused_by_name(api):
         assert caught.value.param == name
 
 
+def test_every_parameter_of_embeddings_is_taken_or_tried_elsewhere(api):
+    known = parameters(api.embeddings.create)
+    assert known <= {"input", "dimensions", "encoding_format", "user"}
+    taken = {"encoding_format": "float", "user": "me"}
+    assert api.embeddings.create(model="tiny", input="hello", **taken).data[0].embedding
+
+
 def asked(engine, make_client, path, **fields):
     """The parameters and the prompt that a request comes to."""
     scripted = ScriptedEngine(engine, "Yes.")

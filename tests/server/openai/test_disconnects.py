@@ -103,6 +103,16 @@ def test_requests_end_while_their_prompts_run(port, engine):
         connection.close()
 
 
+def test_texts_whose_vectors_nobody_reads_end_with_their_client(port, engine):
+    body = {"input": [[i] * 240 for i in range(40, 60)]}
+    connection = send(port, "/v1/embeddings", body)
+    wait_for(lambda: num_open(engine) > 10)
+    before = num_aborted(engine)
+    connection.close()
+    wait_for(lambda: num_open(engine) == 0)
+    assert num_aborted(engine) > before
+
+
 def test_half_a_request_starts_nothing(port, engine):
     before = num_aborted(engine)
     connection = send(port, "/v1/completions", {"prompt": [1], **LONG}, missing=1)

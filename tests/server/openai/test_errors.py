@@ -379,7 +379,8 @@ def test_a_body_over_the_limit_is_refused_however_it_is_sent(make_client, size):
         ("/tokenize", {"prompt": "a"}, 2048),
         ("/detokenize", {"tokens": [1]}, 2048),
         ("/reset_prefix_cache", {}, 1024),
-        ("/v1/embeddings", {}, 1024),
+        ("/v1/embeddings", {"input": "a"}, 4096),
+        ("/score", {}, 1024),
         ("/nowhere", {}, 1024),
     ],
 )
@@ -404,7 +405,7 @@ def test_an_error_is_small_however_large_the_request(client):
 
 
 @pytest.mark.parametrize(
-    "path", ["/v1/embeddings", "/score", "/v1/score", "/rerank", "/v1/rerank", "/classify"]
+    "path", ["/pooling", "/score", "/v1/score", "/rerank", "/v1/rerank", "/classify"]
 )
 def test_other_kinds_of_models_are_a_clear_501(client, path):
     message = refused(client.post(path, {"input": "a"}), None, status=501)

@@ -63,6 +63,21 @@ def test_responses_plain_and_streamed(api):
     assert text == whole.output_text
 
 
+def test_embeddings_as_numbers_and_as_the_client_asks_for_them(api):
+    fields = {"model": "tiny", "input": ["hello", "a red kite"]}
+    decoded = api.embeddings.create(**fields)  # base64 on the way
+    numbers = api.embeddings.create(**fields, encoding_format="float", user="me")
+    assert [each.embedding for each in decoded.data] == [each.embedding for each in numbers.data]
+    assert [each.index for each in numbers.data] == [0, 1]
+    assert len(numbers.data[0].embedding) > 100
+    text = api.embeddings.create(**fields, encoding_format="base64").data[0].embedding
+    assert isinstance(text, str)
+    assert numbers.usage.prompt_tokens == numbers.usage.total_tokens > 2
+    with pytest.raises(openai.BadRequestError) as caught:
+        api.embeddings.create(**fields, dimensions=8)
+    assert caught.value.param == "dimensions"
+
+
 def test_errors_are_of_the_clients_own_types(api):
     with pytest.raises(openai.BadRequestError) as caught:
         api.chat.completions.create(model="tiny", messages=USER, temperature=-1)

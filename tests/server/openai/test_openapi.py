@@ -91,7 +91,7 @@ def test_every_answer_is_as_documented(api, count):
 
 
 BODIES = ["/v1/completions", "/v1/chat/completions", "/v1/responses", "/tokenize", "/detokenize"]
-BODIES += ["/v1/messages", "/v1/messages/count_tokens"]
+BODIES += ["/v1/messages", "/v1/messages/count_tokens", "/v1/embeddings"]
 # Of few valid requests each is made once.
 PARAMETERS = {"/pause": {200, 400}, "/sleep": {200, 400}, "/wake_up": {200, 400}}
 PARAMETERS["/v1/models/{name}"] = {404}

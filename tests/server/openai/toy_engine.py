@@ -17,10 +17,22 @@ class ToyEngine(FakeEngine):
         return getattr(self._engine, name)
 
     async def generate(
-        self, prompt, params, request_id, *, priority=0, prefill_only=False, answer=None
+        self,
+        prompt,
+        params,
+        request_id,
+        *,
+        priority=0,
+        prefill_only=False,
+        pooled=False,
+        answer=None,
     ):
         prompt_ids = list(prompt["prompt_token_ids"])
-        count = 0 if prefill_only else min(params.max_tokens or len(TOKEN_IDS), len(TOKEN_IDS))
+        count = (
+            0
+            if prefill_only or pooled
+            else min(params.max_tokens or len(TOKEN_IDS), len(TOKEN_IDS))
+        )
         token_ids = TOKEN_IDS[:count]
         completions = [
             CompletionOutput(
@@ -39,6 +51,7 @@ class ToyEngine(FakeEngine):
             prompt_ids,
             completions,
             finished=True,
+            embedding=[0.5, 0.25] if pooled else None,
             prompt_logprobs=scores and [None, *scores[1:]],
         )
 

@@ -8,7 +8,7 @@ import pytest
 from jaxinfer.sampling_params import SamplingParams
 from jaxinfer.serving.requests.new_request import NewRequest, Prompt
 from jaxinfer.serving.requests.request_group import RequestGroup
-from jaxinfer.serving.requests.result import NO_SCORES, TokenScores
+from jaxinfer.serving.requests.result import NO_SCORES, POOLED, TokenScores
 from jaxinfer.serving.requests.token_group import RunFacts, TokenGroup
 
 NUM_COMPLETIONS = 4
@@ -50,6 +50,16 @@ def test_scores_that_the_step_lacks_are_an_error():
     tokens = np.zeros((1, 1), np.int32)
     with pytest.raises(RuntimeError, match="computed none"):
         group.completions[0].extend([0], TokenScores(tokens, tokens == 0), 0)
+
+
+def test_a_vector_comes_with_the_last_output_and_must_be_finite():
+    pooled = dataclasses.replace(new_request(), prefill_only=True, pooled=True)
+    group = TokenGroup(pooled, seed=5)
+    vector = np.array([1.0, -2.0], np.float32)
+    assert group.take_readout(POOLED, vector, 0)
+    group.completions[0].finish("length")
+    np.testing.assert_array_equal(group.output(1.0).embedding, vector)
+    assert not TokenGroup(pooled, seed=5).take_readout(POOLED, vector * np.nan, 0)
 
 
 def test_several_completions_are_refused():

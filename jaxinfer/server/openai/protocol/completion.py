@@ -7,27 +7,15 @@ from pydantic import Field, WithJsonSchema, field_validator
 from jaxinfer.server.openai.errors import invalid
 from jaxinfer.server.openai.protocol.answers import PromptLogprobs, Usage
 from jaxinfer.server.openai.protocol.base import Refused
+from jaxinfer.server.openai.protocol.prompts import (
+    PROMPT_SCHEMA,
+    TextOrTokens,
+    check_prompts,
+    listed_prompts,
+)
 from jaxinfer.server.openai.protocol.sampling import MAX_LOGPROBS, Count, SamplingFields
 
-MAX_PROMPTS = 1024
 MAX_TOKENS = 16
-
-_PROMPT_SCHEMA = {
-    "description": "A text, token ids, or a list of either.",
-    "anyOf": [
-        {"type": "string", "minLength": 1},
-        {"type": "array", "minItems": 1, "items": {"type": "integer", "minimum": 0}},
-        {"type": "array", "minItems": 1, "maxItems": MAX_PROMPTS, "items": {"type": "string"}},
-        {
-            "type": "array",
-            "minItems": 1,
-            "maxItems": MAX_PROMPTS,
-            "items": {"type": "array", "minItems": 1, "items": {"type": "integer"}},
-        },
-    ],
-}
-
-TextOrTokens = str | list[int]
 
 
 class CompletionBody(SamplingFields):
@@ -40,7 +28,7 @@ class CompletionBody(SamplingFields):
         "top_logprobs": "write logprobs",
     }
 
-    prompt: Annotated[Any, WithJsonSchema(_PROMPT_SCHEMA)]
+    prompt: Annotated[Any, WithJsonSchema(PROMPT_SCHEMA)]
     max_tokens: Count | None = Field(None, description="16; 0 goes with echo.")
     echo: bool | None = Field(None, description="The answer begins with the prompt.")
     logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
@@ -52,26 +40,13 @@ class CompletionBody(SamplingFields):
     @field_validator("prompt", mode="after")
     @classmethod
     def _check_prompt(cls, prompt: Any) -> Any:
-        """Refuse a malformed prompt with one error instead of one for each alternative type."""
-        if isinstance(prompt, str):
-            return prompt
-        if not isinstance(prompt, list) or not prompt:
-            raise ValueError("must be a text, token ids, or a list of either that is not empty")
-        kinds = set(map(type, prompt))
-        if kinds == {list}:
-            kinds = {list} if all(set(map(type, ids)) == {int} for ids in prompt) else set()
-        if kinds not in ({int}, {str}, {list}):
-            raise ValueError("must be a text, token ids, or a list of either, not of both")
-        if kinds != {int} and len(prompt) > MAX_PROMPTS:
-            raise ValueError(f"has {len(prompt)} entries; send at most {MAX_PROMPTS} in a request")
-        return prompt
+        """Refuse a malformed prompt."""
+        return check_prompts(prompt)
 
     @property
     def prompts(self) -> list[TextOrTokens]:
         """The prompts as a list."""
-        if isinstance(self.prompt, str) or type(self.prompt[0]) is int:
-            return [self.prompt]
-        return self.prompt
+        return listed_prompts(self.prompt)
 
     def check_together(self) -> None:
         """Refuse fields that contradict each other, those of `SamplingFields` included."""
