@@ -1,4 +1,4 @@
-"""jaxinfer: a small paged LLM inference engine for Qwen3 and Llama in JAX.
+"""jaxinfer: a small paged LLM inference engine for Qwen3, Llama and other dense models in JAX.
 
 The public names are imported when first used, so that `import jaxinfer` costs milliseconds and a
 command can print its help without loading JAX.
