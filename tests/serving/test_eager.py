@@ -53,7 +53,6 @@ def test_a_breakpoint_in_a_layer_sees_arrays_with_values_in_the_engines_thread(m
     assert "jaxinfer-launches" not in threads.pop()
 
 
-@pytest.mark.slow
 def test_a_logits_processor_sees_values():
     seen = []
 

@@ -198,7 +198,6 @@ def test_one_device_runs_no_collective():
         assert not re.search(r"all-(reduce|gather|to-all)", _compile(1, key).as_text())
 
 
-@pytest.mark.slow
 def test_the_sampler_never_gathers_logits():
     text = _compile(2, SamplerKey(4, "truncate")).as_text()
     gathered = re.findall(r"= (?:f32|s32)\[([\d,]*)\]\S* all-gather", text)
