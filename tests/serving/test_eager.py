@@ -29,7 +29,6 @@ def test_tokens_are_those_of_compiled_steps():
         assert ids(eager.generate(PROMPTS, MIXED)) == ids(expected)  # with prefixes in the cache
 
 
-@pytest.mark.slow
 def test_a_breakpoint_in_a_layer_sees_arrays_with_values_in_the_engines_thread(monkeypatch):
     model = architecture_of(CONFIG)
     real, seen, threads = model.decoder_layer, [], set()
