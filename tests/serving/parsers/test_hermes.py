@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from jaxinfer.outputs import CallArguments, CallStart, Content
@@ -193,7 +193,16 @@ values = st.recursive(
 @given(st.lists(st.dictionaries(st.text(max_size=6), values, max_size=3), min_size=1, max_size=3))
 def test_any_arguments_come_back_as_they_were(all_arguments):
     calls = [json.dumps({"name": "f", "arguments": each}) for each in all_arguments]
+    # The closing tag is a token that ends a call wherever it stands; the next test has it.
+    assume(not any("</tool_call>" in call for call in calls))
     text = "\n".join(f"<tool_call>\n{call}\n</tool_call>" for call in calls)
     content, read_calls = read(text)
     assert content == ""
     assert [json.loads(call.arguments) for call in read_calls] == all_arguments
+
+
+def test_a_closing_tag_ends_a_call_even_within_a_string():
+    call = json.dumps({"name": "f", "arguments": {"a": "b</tool_call>"}})
+    content, (found,) = read(f"<tool_call>\n{call}\n</tool_call>")
+    assert (found.name, found.arguments) == ("f", '{"a": "b')
+    assert content == '"}}\n</tool_call>'
