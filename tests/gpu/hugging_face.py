@@ -86,7 +86,11 @@ def main() -> None:
 
     @functools.cache
     def load(directory: str, dtype: torch.dtype) -> Any:
-        return transformers.AutoModelForCausalLM.from_pretrained(directory, dtype=dtype).eval()
+        # Defaults of some families name a padding token beyond these vocabularies.
+        model = transformers.AutoModelForCausalLM.from_pretrained(
+            directory, dtype=dtype, pad_token_id=0
+        )
+        return model.eval()
 
     for line in sys.stdin:
         question, answer = line.split()

@@ -1,4 +1,4 @@
-"""Small random Qwen3s of every kind of head that the kernels serve, readable by Hugging Face."""
+"""Small random models of every kind of head that the kernels serve, readable by Hugging Face."""
 
 from pathlib import Path
 from typing import Any
@@ -15,9 +15,13 @@ VOCAB_SIZE = 512
 
 
 def random_model(
-    directory: Path, *, heads: int, kv_heads: int, head_dim: int
+    directory: Path, *, heads: int, kv_heads: int, head_dim: int, **fields: Any
 ) -> tuple[ModelConfig, dict[str, Any]]:
-    """Make one in bfloat16 and write it to `directory`."""
+    """Make one in bfloat16 and write it to `directory`.
+
+    Args:
+        fields: others of its config, such as `model_type`; a Qwen3 where there are none.
+    """
     config = ModelConfig(
         vocab_size=VOCAB_SIZE,
         hidden_size=256,
@@ -30,6 +34,7 @@ def random_model(
         max_position_embeddings=512,
         tie_word_embeddings=head_dim == 64,
         dtype="bfloat16",
+        **fields,
     )
     drawn = init_params(config, jax.random.key(0), jnp.float32)
     leaves, structure = jax.tree.flatten(drawn)
