@@ -132,6 +132,8 @@ class AnswerText:
             self._unread.append(self._tokenizer.token_bytes(token_id))
             if self._reads_each_token:
                 self._read_text(self._state)
+        elif before != self._state:  # a token without text, which says what is before it
+            self._read_text(self._state)
         self.num_reasoning_tokens += before == self._state == "open" and not is_tag
 
     def _read_text(self, state: ReasoningState, *, final: bool = False) -> None:

@@ -299,6 +299,15 @@ def test_answers_that_peers_have_tests_of(
         assert by_text == answer
 
 
+def test_a_tag_without_text_ends_white_space_at_a_stop_string():
+    """White space that may have been before reasoning is content behind a lone ``</think>``."""
+    tokens = ids("\n", "</think>", "<think>")
+    for chunks in ([], [1], [2]):
+        options = {"tokenizer": "special tags", "format": {**THINKS, "stage": "possible"}}
+        answer, _, taken = read(tokens, chunks, stop=["\n"], **options)
+        assert (answer.content, taken) == ("", 2)
+
+
 WORDS = [*TAGS, "a", "\n", " ", "<think>x", "S", "TOP", "é", "STOP", CALL, "<|im_end|>", "<"]
 
 
