@@ -77,7 +77,8 @@ class RemoteRequest:
             self._extend(completion, row, scores)
         except Exception as error:
             return self.fail(f"{type(error).__name__}: {error}")
-        self._group.times.note(len(row.token_ids), now)
+        if row.token_ids:
+            self._group.times.note(now)
         self.num_undelivered += len(row.token_ids)
         if news is not None and news.error is not None:
             self._group.error = self._group.error or news.error

@@ -122,6 +122,7 @@ class Engine:
             counts,
             queried_tokens=counts.prompt_tokens if pool.enable_prefix_caching else 0,
             finished=dict(counts.finished),
+            generation_tokens=scheduler.num_generated_tokens,
             preemptions=scheduler.num_preemptions,
             running=scheduler.num_running,
             waiting=scheduler.num_waiting,

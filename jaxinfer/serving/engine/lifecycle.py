@@ -54,7 +54,7 @@ class Lifecycle:
             self._runner.update_params(params)
         except StepError as error:
             raise self._recovery.give_up(str(error), error) from error
-        self._requests.weight_version += 1
+        self._requests.use_new_weights()
         self._scheduler.invalidate_prefix_cache()
 
     def prepare_sleep(self) -> None:

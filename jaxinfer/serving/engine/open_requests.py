@@ -42,6 +42,7 @@ class OpenRequests:
         self.table = RequestTable()
         self.faults = RequestFaults(scheduler, self.table)
         self.weight_version = 0
+        self._last_read = 0.0
 
     def __contains__(self, request_id: str) -> bool:
         """Whether a request of this key is unfinished."""
@@ -89,14 +90,16 @@ class OpenRequests:
             take_readouts(self.table, self.faults, self.weight_version, schedule, result)
         sampled = result.sampled
         num_ok = None if sampled.ok.all() else result.num_ok
+        logprobs = None if sampled.logprobs is None else sampled.logprobs.tolist()
         updates = self._scheduler.update(
-            schedule, sampled.tokens.tolist(), num_ok, result.num_accepted
+            schedule, sampled.tokens.tolist(), num_ok, result.num_accepted, logprobs
         )
         return ReadStep(updates, sampled)
 
     def record(self, step: ReadStep) -> None:
         """Pass the tokens of a step that was read to their completions."""
-        members, now = self.table.members, self._clock()
+        members = self.table.members
+        self._last_read = now = self._clock()
         for update in step.updates:
             member = members.get(update.request.request_id)
             if member is None:  # ended by another completion's fault
@@ -105,6 +108,12 @@ class OpenRequests:
                 self._apply(member, update, step.sampled, now)
             except Exception as error:
                 self.faults.raised(member.group, error)
+
+    def use_new_weights(self) -> None:
+        """Count a weight swap; the next token of every completion is drawn by the new weights."""
+        self.weight_version += 1
+        for _, completion in self.table.members.values():
+            completion.request.is_watched = True
 
     def collect(self) -> None:
         """Create and deliver the outputs of all changed requests."""
@@ -121,18 +130,17 @@ class OpenRequests:
     def _apply(self, member: Member, update: RowUpdate, sampled: TokenScores, now: float) -> None:
         """Pass a row's tokens to its completion, and end what they end."""
         group, completion = member
-        token_ids = update.token_ids
         if self.table.uncounted:
             self._count_prompt(update.request)
-        self.table.counts.generation_tokens += len(token_ids)
-        completion.extend(token_ids, sampled, update.row)
+        completion.extend(update.token_ids, sampled, update.row)
         completion.weight_version = self.weight_version
-        if group.times is not None:
-            group.times.note(len(token_ids), now)
+        if group.times is not None and update.token_ids:
+            group.times.note(now)
         reason = completion.finish_reason
         if reason is not None or group.new.kind != "final":
             self.table.changed[group.request_id] = group
         if reason is None:
+            update.request.is_watched = not completion.leave()
             return
         if reason == "error":
             group.error = group.error or cause_of(sampled, update.row, update.request.params)
@@ -149,6 +157,9 @@ class OpenRequests:
 
     def _hand_out(self, group: AnyGroup, now: float) -> None:
         """Create and deliver a request's output; an exception ends the request."""
+        times = group.times
+        if times is not None and times.first is not None and group.new.kind == "final":
+            times.note(self._last_read)  # its tokens may have been left to the scheduler
         try:
             output = group.output(now)
             if output is None:

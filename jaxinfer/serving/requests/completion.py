@@ -15,7 +15,8 @@ class Completion:
     """Accumulates the output of one `Request`.
 
     Tokens become text only to look for stop strings or to create an output: a batch that wants
-    final outputs only spends no time on text during its steps.
+    final outputs only spends no time on text during its steps. Nor does it on tokens: after the
+    first ones, such a completion leaves them to its `Request` (`leave`).
 
     Args:
         index: its index among the request's n completions.
@@ -46,13 +47,33 @@ class Completion:
         Sets `finish_reason` if the tokens end the completion; also for a stop string, of which the
         scheduler does not know.
         """
-        self.token_ids += token_ids
-        if self._logprobs is not None:
+        request = self.request
+        if self.token_ids is not request.output_token_ids:
+            self.token_ids += token_ids
+        if self._logprobs is not None and request.output_logprobs is None:
             self._logprobs.extend(scores, row, token_ids)
-        self.finish_reason = self.request.finish_reason
-        self.stop_reason = self.request.stop_reason
+        self.finish_reason = request.finish_reason
+        self.stop_reason = request.stop_reason
         if self._watches_stops:
             self._update_text()
+
+    def leave(self) -> bool:
+        """Leave the tokens that follow to `request`, if they are not needed before its end.
+
+        Returns:
+            Whether that is so: no output, stop string or likeliest token depends on them.
+        """
+        request = self.request
+        if self.token_ids is request.output_token_ids:
+            return True
+        if request.new.kind != "final" or self._watches_stops:
+            return False
+        values = None if self._logprobs is None else self._logprobs.plain_values()
+        is_recorded = self._logprobs is None or values is not None
+        if not is_recorded or len(self.token_ids) < len(request.output_token_ids):
+            return False
+        self.token_ids, request.output_logprobs = request.output_token_ids, values
+        return True
 
     def finish(self, reason: FinishReason) -> None:
         """End the completion for a reason other than its tokens."""

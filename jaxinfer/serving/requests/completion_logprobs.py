@@ -34,6 +34,10 @@ class Recording(Protocol):
         """Keep only the first `length` tokens."""
         ...
 
+    def plain_values(self) -> list[float] | None:
+        """What log-probabilities of the tokens to come may be appended to; None if it is more."""
+        ...
+
 
 def start_recording(count: int | None, tokenizer: Tokenizer | None) -> Recording | None:
     """A recording of the chosen tokens' log-probabilities, and of the `count` likeliest tokens.
@@ -53,14 +57,12 @@ class _Chosen:
     def __init__(self, tokenizer: Tokenizer | None) -> None:
         self._values: list[float] = []
         self._ranks: list[int | None] = []
-        self.total = 0.0
+        self._sum, self._num_summed = 0.0, 0
         self._text_of = None if tokenizer is None else tokenizer.token_text
 
     def extend(self, scores: TokenScores, row: int, token_ids: Sequence[int]) -> None:
         count = len(token_ids)
-        values = _chosen(scores)[row, :count].tolist()
-        self._values += values
-        self.total += sum(values)
+        self._values += _chosen(scores)[row, :count].tolist()
         self._ranks += (
             [None] * count
             if scores.ranks is None
@@ -68,12 +70,23 @@ class _Chosen:
         )
 
     def since(self, start: int, token_ids: Sequence[int]) -> ChosenLogprobs:
+        self._ranks += [None] * (len(self._values) - len(self._ranks))
         values, ranks = self._values[start:], self._ranks[start:]
         return ChosenLogprobs(token_ids[start:], values, ranks, self._text_of)
 
+    @property
+    def total(self) -> float:
+        self._sum += sum(self._values[self._num_summed :])
+        self._num_summed = len(self._values)
+        return self._sum
+
     def cut(self, length: int) -> None:
-        self.total -= sum(self._values[length:])
+        self._sum -= sum(self._values[length : self._num_summed])
+        self._num_summed = min(length, self._num_summed)
         del self._values[length:], self._ranks[length:]
+
+    def plain_values(self) -> list[float] | None:
+        return None if any(self._ranks) else self._values
 
 
 class _Likeliest:
@@ -99,6 +112,9 @@ class _Likeliest:
     def cut(self, length: int) -> None:
         self.total -= _sum_of_chosen(self._entries[length:])
         del self._entries[length:]
+
+    def plain_values(self) -> list[float] | None:
+        return None
 
 
 def _sum_of_chosen(entries: Sequence[LogprobsAtPosition]) -> float:

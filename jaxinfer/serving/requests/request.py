@@ -135,6 +135,10 @@ class Request:
         finish_reason: None until FINISHED.
         stop_reason: the stop token id or stop string that ended it, None for end-of-sequence.
         constraint: makes its rows host-dependent; set by the engine. None for most requests.
+        is_watched: whether the tokens of each step are reported when they are read, or only those
+            that end it; set by the engine.
+        output_logprobs: log-probabilities of its outputs from a token on, if the engine wants the
+            scheduler to keep them.
     """
 
     request_id: str
@@ -158,6 +162,8 @@ class Request:
     finish_reason: FinishReason | None = field(default=None, init=False)
     stop_reason: int | str | None = field(default=None, init=False)
     constraint: Constraint | None = field(default=None, init=False)
+    is_watched: bool = field(default=True, init=False)
+    output_logprobs: list[float] | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
         """Begin with the prompt."""

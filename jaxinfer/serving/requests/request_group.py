@@ -135,7 +135,7 @@ class RequestGroup:
                 self.times.first,
                 self.times.last,
                 self._finished_time,
-                self.times.count,
+                sum(len(completion.token_ids) for completion in self.completions),
                 sum(request.history.num_preemptions for request in requests),
                 requests[0].history.scheduled_time,
             ),

@@ -113,6 +113,10 @@ class TokenCompletion:
             self.finish_reason = reason
             self.stop_reason = self.request.stop_reason
 
+    def leave(self) -> bool:
+        """As `Completion.leave`: the front end wants every token."""
+        return False
+
     def finish(self, reason: FinishReason) -> None:
         """End the completion for a reason other than its tokens."""
         self.finish_reason = reason

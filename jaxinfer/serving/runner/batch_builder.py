@@ -14,7 +14,7 @@ from jaxinfer.serving.requests.request import Request
 from jaxinfer.serving.runner import prefill_batch
 from jaxinfer.serving.runner.batch import Batch, pack
 from jaxinfer.serving.runner.prefill_batch import ChooseMode
-from jaxinfer.serving.runner.shared_rows import sharing_bucket
+from jaxinfer.serving.runner.shared_rows import SharedRows
 from jaxinfer.serving.runner.slot_edits import SlotEdits
 from jaxinfer.serving.sampling.layout import MODES, Column
 from jaxinfer.serving.scheduler.schedule import Schedule, ScheduledRow
@@ -50,6 +50,7 @@ class BatchBuilder:
         self._block_size = block_size
         self._padding_slot = max_num_seqs
         self._mirror = SlotMirror(max_num_seqs, buckets.widths[-1], prepare)
+        self._shared_rows = SharedRows(buckets, block_size)
         self.slot_edits = SlotEdits(self._mirror, vocab_size)
 
     def clear(self) -> None:
@@ -71,11 +72,12 @@ class BatchBuilder:
         sampled_first = ends
         if schedule.num_proposed:
             sampled_first = prefill_batch.first_sampled(rows, ends)
-        update = self._mirror.update
-        slots = np.array(
-            [update(row.request, end) for row, end in zip(rows, sampled_first, strict=True)],
-            np.int32,
-        )
+        moved = schedule.moved
+        if moved is None or self._mirror.is_changing:
+            moved = range(len(rows))
+        for i in moved:
+            self._mirror.update(rows[i].request, sampled_first[i])
+        slots = np.array([row.request.slot for row in rows], np.int32)
         context = np.array(ends, np.int32)
         # Rows that do not sample are sampled like padding: greedily, and discarded.
         samples = schedule.is_decode or np.array([row.samples for row in rows])
@@ -123,7 +125,7 @@ class BatchBuilder:
         else:
             shape = buckets.decode_shape(*step.tables.shape, mode=mode)
         if num_steps == 1 and buckets.sharing:
-            found = sharing_bucket(buckets, step, mode, shape.rows, block_size=self._block_size)
+            found = self._shared_rows.bucket(step, mode, shape.rows, self._mirror.num_loads)
             if found is not None:
                 shape, groups = found
                 packed = pack(shape, step)

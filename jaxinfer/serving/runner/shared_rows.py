@@ -14,29 +14,50 @@ _KEYS_FOR_SHARING = 8192
 _KEYS_FOR_PADDING = 256
 
 
-def sharing_bucket(
-    buckets: Buckets, step: StepRows, mode: SamplerMode, num_rows: int, *, block_size: int
-) -> tuple[DecodeShape, Sequence[Group]] | None:
-    """The bucket of a step that reads shared keys once, and its groups; None if not worth one.
+class SharedRows:
+    """Finds the groups of rows that begin with the same blocks.
+
+    Decoding rows begin with the same blocks for as long as they are the same rows, so that groups
+    are found once.
 
     Args:
         buckets: the engine's.
-        step: its rows.
-        mode: of its sampler.
-        num_rows: of the bucket without sharing.
         block_size: S.
     """
-    sharing = buckets.sharing_shape(len(step.rows), mode=mode)
-    if sharing is None:
-        return None
-    groups = find_groups(
-        step.tables,
-        step.context,
-        block_size=block_size,
-        batch_rows=sharing.rows,
-        rows_in_item=buckets.rows_in_item,
-    )
-    cost = _KEYS_FOR_SHARING + _KEYS_FOR_PADDING * (sharing.rows - num_rows)
-    if sum(group.saved_keys for group in groups) < cost:
-        return None
-    return sharing, groups
+
+    def __init__(self, buckets: Buckets, block_size: int) -> None:
+        self._buckets = buckets
+        self._block_size = block_size
+        self._rows: tuple[bytes, int, int] | None = None
+        self._groups: Sequence[Group] = ()
+
+    def bucket(
+        self, step: StepRows, mode: SamplerMode, num_rows: int, num_loads: int
+    ) -> tuple[DecodeShape, Sequence[Group]] | None:
+        """The bucket of a step that reads shared keys once, and its groups; None if not worth one.
+
+        Args:
+            step: its rows.
+            mode: of its sampler.
+            num_rows: of the bucket without sharing.
+            num_loads: another number after any slot has got another holder or other blocks.
+        """
+        sharing = self._buckets.sharing_shape(len(step.rows), mode=mode)
+        if sharing is None:
+            return None
+        rows = step.slots.tobytes(), num_loads, sharing.rows
+        if rows != self._rows:
+            self._rows, self._groups = rows, self._find(step, sharing.rows)
+        cost = _KEYS_FOR_SHARING + _KEYS_FOR_PADDING * (sharing.rows - num_rows)
+        if sum(group.saved_keys for group in self._groups) < cost:
+            return None
+        return sharing, self._groups
+
+    def _find(self, step: StepRows, batch_rows: int) -> Sequence[Group]:
+        return find_groups(
+            step.tables,
+            step.context,
+            block_size=self._block_size,
+            batch_rows=batch_rows,
+            rows_in_item=self._buckets.rows_in_item,
+        )

@@ -33,6 +33,8 @@ def place(
     advance(queues.pool, row)
     if samples:
         request.decodes_on_device = not request.proposed_token_ids
+    if schedule.moved is not None:
+        schedule.moved.append(len(schedule.rows))
     schedule.rows.append(row)
     schedule.num_tokens += num_fed
     if count > 1:

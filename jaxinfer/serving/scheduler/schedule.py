@@ -77,6 +77,8 @@ class Schedule:
             samples, so nothing but tables and lengths must be uploaded.
         num_steps: 1, or the length of a multi-step decode.
         num_proposed: proposed tokens of the row that feeds most of them; 0 if none verifies.
+        moved: indices of rows whose slot or block table may be another than in the request's last
+            row; None if all may be.
         swap_out: pairs (device block, host block) to copy from the device to the host.
         swap_in: pairs (device block, host block) to copy from the host to the device. A host
             block may be given away again by the next schedule's `swap_out`.
@@ -98,6 +100,7 @@ class Schedule:
     is_decode: bool
     num_steps: int = 1
     num_proposed: int = 0
+    moved: list[int] | None = None
     swap_out: list[tuple[int, int]] = field(default_factory=list)
     swap_in: list[tuple[int, int]] = field(default_factory=list)
     block_copies: list[tuple[int, int]] = field(default_factory=list)

@@ -86,6 +86,7 @@ class Scheduler:
         planner = StepPlanner(self._queues, max_num_batched_tokens, multi_step)
         updates = StepUpdates(self._queues, self.eos_token_ids)
         requeueing = Requeueing(self._queues)
+        self._updates = updates
         # Methods of the parts, which have their documentation.
         self.schedule, self.settle = planner.schedule, planner.settle
         self.update, self.finish = updates.update, self._queues.finish
@@ -108,6 +109,11 @@ class Scheduler:
     def num_running(self) -> int:
         """Requests with a slot."""
         return len(self._queues.running)
+
+    @property
+    def num_generated_tokens(self) -> int:
+        """Tokens that the host has read so far, for metrics."""
+        return self._updates.num_generated_tokens
 
     @property
     def num_preemptions(self) -> int:

@@ -60,7 +60,7 @@ class StepPlanner:
     def _plan_step(self, max_tokens: int | None) -> Schedule | None:
         """Plan one token for each decode and as many prompt tokens as fit; None if nothing can."""
         budget = min(max_tokens or self.max_num_batched_tokens, self.max_num_batched_tokens)
-        schedule = Schedule(rows=[], is_decode=True)
+        schedule = Schedule(rows=[], is_decode=True, moved=[])
         all_placed = self._place_running(schedule, budget)
         if all_placed and self.queues.waiting:
             self._admission.admit_waiting(schedule, budget)

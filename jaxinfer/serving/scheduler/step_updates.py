@@ -15,10 +15,15 @@ class StepUpdates:
     Args:
         queues: the requests, their slots and blocks.
         eos_token_ids: tokens that end a request unless it ignores them.
+
+    Attributes:
+        num_generated_tokens: tokens that were appended to requests so far.
     """
 
     def __init__(self, queues: RequestQueues, eos_token_ids: frozenset[int]) -> None:
+        self.num_generated_tokens = 0
         self._queues = queues
+        self._block_size = queues.pool.block_size
         self._eos_token_ids = eos_token_ids
 
     def update(
@@ -27,6 +32,7 @@ class StepUpdates:
         token_ids: Sequence[Sequence[int]],
         num_ok: Sequence[int] | None = None,
         num_accepted: Sequence[int] | None = None,
+        logprobs: Sequence[Sequence[float]] | None = None,
     ) -> list[RowUpdate]:
         """Append a step's accepted tokens, late, and end the requests that they end.
 
@@ -41,9 +47,10 @@ class StepUpdates:
             num_accepted: leading tokens of each row that count, from 1 to its `num_reserved`; what
                 it says of rows without proposals is ignored: all of theirs count. None if no row
                 has proposals.
+            logprobs: log-probabilities of the tokens, for requests that keep them.
 
         Returns:
-            One entry for each row that gained tokens or ended, in the order of the rows.
+            One entry for each row that ended, or gained tokens and is watched, in their order.
 
         Raises:
             ValueError: `num_accepted` is missing or out of range.
@@ -53,56 +60,63 @@ class StepUpdates:
             return updates
         finished = RequestStatus.FINISHED
         for i, row in enumerate(schedule.rows):
-            request = row.request
-            num_new = row.num_reserved
+            request, num_new = row.request, row.num_reserved
             if request.status is finished:
                 continue
+            request.num_in_flight_tokens -= num_new
+            tokens = token_ids[i] if num_ok is None else token_ids[i][: num_ok[i]]
+            if num_new == 1 and tokens and self._goes_on(request, tokens[0]):
+                # Nearly all rows are such ones.
+                request.output_token_ids.append(tokens[0])
+                if request.output_logprobs is not None and logprobs is not None:
+                    request.output_logprobs.append(logprobs[i][0])
+                if request.is_watched:
+                    updates.append(RowUpdate(i, request, tokens[:1]))
+                self.num_generated_tokens += 1
+                continue
             if num_new:
-                request.num_in_flight_tokens -= num_new
                 if row.proposed_token_ids:
                     num_new = proposals.accept(row, num_accepted[i] if num_accepted else None)
-                tokens = token_ids[i] if num_ok is None else token_ids[i][: num_ok[i]]
                 kept = self.append(request, tokens, num_new)
                 if not request.decodes_on_device and request.status is not finished:
                     proposals.follow(request, kept)
-                updates.append(RowUpdate(i, request, kept))
+                if request.output_logprobs is not None and logprobs is not None:
+                    request.output_logprobs += logprobs[i][: len(kept)]
+                if request.is_watched or request.status is finished:
+                    updates.append(RowUpdate(i, request, kept))
             elif row.ends_prefill_only:
                 self._queues.finish(request, "length")
                 updates.append(RowUpdate(i, request, []))
         return updates
+
+    def _goes_on(self, request: Request, token_id: int) -> bool:
+        """Whether a request's next token neither ends it nor fills a block, nor is proposed."""
+        num_known = len(request.prompt_token_ids) + len(request.output_token_ids) + 1
+        return (
+            request.decodes_on_device
+            and num_known < request.limits.num_tokens
+            and num_known % self._block_size > 0
+            and token_id not in request.ending_token_ids
+        )
 
     def append(self, request: Request, token_ids: Sequence[int], num_new: int) -> Sequence[int]:
         """Append the leading `num_new` tokens up to one that ends the request; returns them.
 
         The request ends with an error if there are fewer.
         """
-        outputs, ending = request.output_token_ids, request.ending_token_ids
-        num_old, num_given = len(outputs), len(token_ids)
-        num_known = len(request.prompt_token_ids) + num_old
-        end = num_known + num_new
-        block_size = self._queues.pool.block_size
-        if (
-            num_given >= num_new
-            and end < request.limits.num_tokens
-            and (not ending or ending.isdisjoint(token_ids))
-        ):
-            # A row that goes on, which nearly all are: all its tokens at once.
-            new = token_ids if num_given == num_new else token_ids[:num_new]
-            outputs += new
-            fills_block = end // block_size > num_known // block_size
-            if fills_block and request.status is RequestStatus.RUNNING:
-                self._queues.pool.register(request)
-            return new
+        outputs = request.output_token_ids
+        num_old, num_prompt = len(outputs), len(request.prompt_token_ids)
         for token_id in token_ids[:num_new]:
             outputs.append(token_id)
-            num_known += 1
-            if num_known % block_size == 0 and request.status is RequestStatus.RUNNING:
+            num_known = num_prompt + len(outputs)
+            if num_known % self._block_size == 0 and request.status is RequestStatus.RUNNING:
                 self._queues.pool.register(request)
             if token_id in request.ending_token_ids or num_known >= request.limits.num_tokens:
                 stop = check_stop(request, token_id, self._eos_token_ids)
                 if stop is not None:
                     self._queues.finish(request, *stop)
                     break
+        self.num_generated_tokens += len(outputs) - num_old
         if len(token_ids) < num_new:
             self._queues.finish(request, "error")
         return outputs[num_old:]

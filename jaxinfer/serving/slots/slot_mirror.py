@@ -31,6 +31,7 @@ class SlotMirror:
         truncates: bool ``[num_slots + 1]``, whether it has `top_k` or `top_p`.
         sampling: of each slot's request; the last entry is for padding rows.
         new_holders: requests by slot that have come to hold it since `take_new_holders`.
+        num_loads: how often a slot was given a new holder, or its holder began anew.
     """
 
     def __init__(
@@ -49,9 +50,10 @@ class SlotMirror:
         self._holders: list[Request | None] = [None] * num_slots
         self._admissions = [0] * num_slots
         self._lengths = [0] * num_slots
-        # Requests whose mode gets cheaper once min_tokens are out.
-        self._changing = [False] * num_slots
+        # Slots of requests whose mode gets cheaper once min_tokens are out.
+        self._changing: set[int] = set()
         self.new_holders: dict[int, Request] = {}
+        self.num_loads = 0
 
     def clear(self) -> None:
         """Forget every slot, after the cache was rebuilt."""
@@ -64,8 +66,8 @@ class SlotMirror:
         taken, self.new_holders = self.new_holders, {}
         return taken
 
-    def update(self, request: Request, position: int) -> int:
-        """Bring a running request's row up to date and return its slot.
+    def update(self, request: Request, position: int) -> None:
+        """Bring a running request's row up to date.
 
         Args:
             request: holds a slot.
@@ -85,10 +87,17 @@ class SlotMirror:
         if len(table) != known:
             self.tables[slot, known : len(table)] = table[known:]
             self._lengths[slot] = len(table)
-        if self._changing[slot]:
+        if slot in self._changing:
             mode = self.sampling[slot].mode(position - request.num_prompt_tokens)
             self.levels[slot] = MODES.index(mode)
-        return slot
+
+    @property
+    def is_changing(self) -> bool:
+        """Whether some running request's mode may change from one of its rows to the next."""
+        holders = self._holders
+        ended = {i for i in self._changing if (held := holders[i]) is None or held.slot != i}
+        self._changing -= ended
+        return bool(self._changing)
 
     def _load(self, slot: int, request: Request) -> None:
         """Take over what a slot's new holder brings."""
@@ -98,7 +107,10 @@ class SlotMirror:
         self.truncates[slot] = self.sampling[slot].params.truncates
         self._admissions[slot] = request.blocks.num_admissions
         self._lengths[slot] = 0
-        self._changing[slot] = request.params.min_tokens > 0
+        self._changing.discard(slot)
+        if request.params.min_tokens:
+            self._changing.add(slot)
         self.levels[slot] = MODES.index(self.sampling[slot].mode(0))
         self._holders[slot] = request
+        self.num_loads += 1
         self.new_holders[slot] = request

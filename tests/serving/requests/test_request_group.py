@@ -63,9 +63,9 @@ def test_a_chunk_that_is_not_finite_is_reported():
 
 def test_times_are_those_of_the_first_and_latest_token():
     made = group(n=2, kind="cumulative")
-    made.times.note(0, 1.0)
-    made.times.note(1, 2.0)
-    made.times.note(2, 5.0)
+    for i, now in enumerate([2.0, 5.0]):
+        made.completions[i].token_ids += [7] * (i + 1)
+        made.times.note(now)
     metrics = made.output(6.0).metrics
     assert (metrics.first_token_time, metrics.last_token_time) == (2.0, 5.0)
     assert metrics.num_generated_tokens == 3
