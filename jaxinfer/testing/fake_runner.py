@@ -51,6 +51,7 @@ class FakeRunner:
         token_map: from a context, a list of token ids, to the next token, in place of `next_token`.
 
     Attributes:
+        most_unread: launched steps that may be unread when another is launched.
         fail_launches: numbers of launches that raise.
         fail_fetches: numbers of launches whose fetch raises.
         fail_samples: numbers of launches with host-dependent rows whose sampling raises.
@@ -61,6 +62,7 @@ class FakeRunner:
     """
 
     def __init__(self, *, vocab_size: int, block_size: int, token_map: Any = None):
+        self.most_unread = 1
         self.vocab_size = vocab_size
         self.block_size = block_size
         self.fail_launches: set[int] = set()
@@ -88,7 +90,10 @@ class FakeRunner:
         """Run a schedule on the pages; the handle is for `fetch` or, sampled late, `sample`."""
         number = self.num_launches
         self.num_launches += 1
-        _require(self.unread < 2, "a step that may have masks or first tokens stays unread")
+        _require(
+            self.unread <= self.most_unread,
+            "a step that may have masks or first tokens stays unread",
+        )
         if number in self.fail_launches:
             self._pages.clear()
             raise RuntimeError(f"launch {number} ran out of memory")

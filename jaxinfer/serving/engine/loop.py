@@ -79,12 +79,21 @@ class Loop:
                 schedule = self._schedule()
             if schedule is not None and self._launch(schedule):
                 self._scheduler.settle()
-            self.read_steps(leave=0 if schedule is None else 1)
+            self.read_steps(leave=self._num_unread(schedule))
             with self._span("detokenize"):
                 self._requests.collect()
         except KeyboardInterrupt:
             self._recovery.give_up("it was interrupted in the middle of a step")
             raise
+
+    def _num_unread(self, schedule: Schedule | None) -> int:
+        """Launched steps that may stay unread behind a new one, or behind none."""
+        if schedule is None:
+            return max(len(self._in_flight) - 1, 0)
+        is_plain = schedule.is_decode and schedule.num_steps == 1
+        if not is_plain or self._host_dependent.requests:
+            return 1
+        return self._pacing.most_ahead
 
     def read_steps(self, *, leave: int) -> None:
         """Read launched steps, oldest first, until `leave` of them are in flight."""

@@ -10,7 +10,7 @@ from jax.sharding import Sharding
 
 from jaxinfer.serving.programs.upload import upload
 
-_IN_TURN = 3  # one more than there are steps in flight, so that no write waits for the device
+_IN_TURN = 4  # one more than there are steps in flight, so that no write waits for the device
 
 
 @dataclass

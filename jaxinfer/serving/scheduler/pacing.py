@@ -1,9 +1,10 @@
-"""Limits the tokens of a step, so that an arriving request does not wait long for it."""
+"""Limits steps, and how far they run ahead, so that an arriving request does not wait long."""
 
 _CPU_TOKENS, _GPU_TOKENS = 512, 2048
 _LAUNCHES_AFTER_AN_ARRIVAL = 32
 # Of more waiting requests than start in a step or two, short steps would only make all wait longer.
 _MOST_WAITING = 8
+_AHEAD_OFFLINE = 2
 
 
 def arrival_tokens(platform: str, max_num_seqs: int) -> int:
@@ -14,15 +15,24 @@ def arrival_tokens(platform: str, max_num_seqs: int) -> int:
 class Pacing:
     """Large steps for throughput, smaller ones while single requests arrive.
 
+    Decode steps of a caller that brings all requests at once are launched before the last but one
+    is read: the host plans one and launches another while the device runs a third. A request that
+    ends by its tokens then takes part in one step more.
+
     Requests count as arriving for some launches after each, and not for some time: the processes of
     an engine, which see the same calls, must plan the same steps.
 
     Args:
         arrival_tokens: most tokens of a step while requests arrive; None launches as much as ever,
             for a caller that brings all requests at once.
+        runs_apart: whether the device computes beside the host, as a CPU does not.
+
+    Attributes:
+        most_ahead: launched decode steps that may be unread.
     """
 
-    def __init__(self, arrival_tokens: int | None = None) -> None:
+    def __init__(self, arrival_tokens: int | None = None, *, runs_apart: bool = False) -> None:
+        self.most_ahead = _AHEAD_OFFLINE if runs_apart and arrival_tokens is None else 1
         self.num_launches_left = 0
         """Launches that are still limited by `next_max_tokens`."""
         self._arrival_tokens = arrival_tokens

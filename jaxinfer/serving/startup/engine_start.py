@@ -93,7 +93,9 @@ def start_engine(
         scheduler,
         setup.tokenizer,
         seed=config.seed,
-        pacing=Pacing(tokens if config.online else None),
+        pacing=Pacing(
+            tokens if config.online else None, runs_apart=runner.report.platform != "cpu"
+        ),
         constraints=setup.constraints,
     )
     return StartedReplica(engine, runner, scheduler)

@@ -32,13 +32,16 @@ def new_request(token_ids, params, **options):
 class Setup:
     """An engine on a toy device, with everything within reach."""
 
-    def __init__(self, *, num_blocks=64, block_size=8, tokenizer=None, token_map=None, **options):
+    def __init__(
+        self, *, num_blocks=64, block_size=8, tokenizer=None, token_map=None, ahead=1, **options
+    ):
         own = [name for name in ("seed", "constraints") if name in options]
         engine_options = {"constraints": FakeSource()} | {name: options.pop(name) for name in own}
         arrival_tokens = options.pop("arrival_tokens", None)
         multi_step = MultiStep(options.pop("num_decode_steps", 1), most_rows=8)
         vocab_size = VOCAB if tokenizer is None else tokenizer.vocab_size
         self.runner = FakeRunner(vocab_size=vocab_size, block_size=block_size, token_map=token_map)
+        self.runner.most_unread = ahead
         defaults = {"max_num_seqs": 8, "max_num_batched_tokens": 32, "max_model_len": 128}
         self.scheduler = Scheduler(
             BlockPool(num_blocks, block_size),
@@ -49,7 +52,7 @@ class Setup:
             self.runner,
             self.scheduler,
             tokenizer,
-            pacing=Pacing(arrival_tokens),
+            pacing=Pacing(arrival_tokens, runs_apart=ahead > 1),
             **engine_options,
         )
 
@@ -95,6 +98,37 @@ def test_tokens_are_read_one_step_late():
     setup.engine.step()
     assert setup.runner.num_launches == 2
     assert setup.runner.unread == 1
+
+
+def test_decode_steps_of_a_caller_without_arrivals_run_two_ahead():
+    """Beside a device of its own; what ends a request's tokens ends the steps, too."""
+    setup = Setup(ahead=2)
+    setup.add("a", [1, 2, 3], max_tokens=6)
+    unread = []
+    while setup.engine.has_unfinished:
+        setup.engine.step()
+        setup.engine.take_outputs()
+        unread.append(setup.runner.unread)
+    assert unread == [1, 2, 2, 2, 2, 2, 1, 0]
+    assert setup.runner.num_launches == 6
+
+
+def test_a_prompt_and_constrained_rows_are_read_at_once_by_engines_that_run_ahead():
+    setup = Setup(ahead=2)
+    setup.add("a", [1, 2, 3], max_tokens=9)
+    for _ in range(3):
+        setup.engine.step()
+    assert setup.runner.unread == 2
+    setup.add("b", [5] * 9, max_tokens=2)
+    setup.engine.step()
+    assert setup.runner.unread == 1
+    setup.run()
+
+
+@pytest.mark.parametrize("runs_apart", [False, True])
+def test_steps_run_ahead_only_on_a_device_of_its_own_and_without_arrivals(runs_apart):
+    assert Pacing(None, runs_apart=runs_apart).most_ahead == 1 + runs_apart
+    assert Pacing(64, runs_apart=runs_apart).most_ahead == 1
 
 
 def test_blocks_are_hashed_while_the_device_runs_the_step_that_fills_them():
@@ -163,12 +197,14 @@ def test_a_step_with_a_host_dependent_row_that_raises_costs_nothing_but_time(fai
     st.sampled_from([8, 32]),
     st.sampled_from([1, 4]),
     st.sampled_from(["recompute", "swap"]),
+    st.sampled_from([1, 2]),
 )
 def test_batches_chunks_multi_step_decodes_and_preemption_never_change_tokens(
-    seed, block_size, num_blocks, budget, multi_step, preemption_mode
+    seed, block_size, num_blocks, budget, multi_step, preemption_mode, ahead
 ):
     rng = random.Random(seed)
     setup = Setup(
+        ahead=ahead,
         num_blocks=max(num_blocks, 128 // block_size + 1),
         block_size=block_size,
         max_num_batched_tokens=budget,

@@ -47,6 +47,7 @@ def test_every_answer_is_the_one_a_request_has_alone(seed):
     rng = random.Random(seed)
     print(f"seed {seed}")
     setup = Setup(
+        ahead=1 + seed // 2,
         num_blocks=rng.choice([17, 30, 80]),
         num_decode_steps=rng.choice([1, 3]),
         max_num_batched_tokens=rng.choice([8, 32, 64]),

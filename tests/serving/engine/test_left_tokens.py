@@ -23,10 +23,10 @@ def _facts(output):
     )
 
 
-def _run(kind, seed, num_steps):
+def _run(kind, seed, num_steps, ahead):
     """Requests of one kind through weight swaps, aborts, preemption and a fault; last outputs."""
     rng = random.Random(seed)
-    setup = Setup(num_blocks=14, tokenizer=TOKENIZER, num_decode_steps=num_steps)
+    setup = Setup(num_blocks=14, tokenizer=TOKENIZER, num_decode_steps=num_steps, ahead=ahead)
     last = {}
     for i in range(40):
         if i < 12 and rng.random() < 0.8:
@@ -51,10 +51,14 @@ def _run(kind, seed, num_steps):
 
 
 @settings(max_examples=60, deadline=None)
-@given(seed=st.integers(0, 10_000), num_steps=st.sampled_from([1, 4]))
-def test_final_outputs_are_the_last_of_cumulative_ones(seed, num_steps):
-    final, counts = _run("final", seed, num_steps)
-    shown, others = _run("cumulative", seed, num_steps)
+@given(
+    seed=st.integers(0, 10_000),
+    num_steps=st.sampled_from([1, 4]),
+    ahead=st.sampled_from([1, 2]),
+)
+def test_final_outputs_are_the_last_of_cumulative_ones(seed, num_steps, ahead):
+    final, counts = _run("final", seed, num_steps, ahead)
+    shown, others = _run("cumulative", seed, num_steps, ahead)
     assert {name: _facts(output) for name, output in final.items()} == {
         name: _facts(output) for name, output in shown.items()
     }

@@ -35,14 +35,22 @@ class Poisoned(Setup):
 
 @settings(max_examples=60, deadline=None)
 @given(
-    st.integers(0, 2**32 - 1), st.sampled_from([1, 4]), st.sampled_from([8, 32]), st.integers(0, 3)
+    st.integers(0, 2**32 - 1),
+    st.sampled_from([1, 4]),
+    st.sampled_from([8, 32]),
+    st.integers(0, 3),
+    st.sampled_from([1, 2]),
 )
-def test_only_the_poisonous_end_whoever_they_run_with(seed, multi_step, budget, num_poison):
+def test_only_the_poisonous_end_whoever_they_run_with(seed, multi_step, budget, num_poison, ahead):
     rng = random.Random(seed)
     prompts = {str(i): [i] * rng.randrange(1, 25) for i in range(rng.randrange(4, 12))}
     poison = {str(i): rng.randrange(1, 50) for i in rng.sample(range(len(prompts)), num_poison)}
     setup = Poisoned(
-        poison, num_decode_steps=multi_step, max_num_batched_tokens=budget, num_blocks=200
+        poison,
+        ahead=ahead,
+        num_decode_steps=multi_step,
+        max_num_batched_tokens=budget,
+        num_blocks=200,
     )
     for name, prompt in prompts.items():
         setup.add(name, prompt, max_tokens=24)
