@@ -85,7 +85,6 @@ def create_app(
         responses=_ERRORS,
     )
     app.state.front = front
-    app.state.max_nesting = settings.max_nesting
     app.router.route_class = ApiRoute
     generating = [completions, chat, responses, messages, embeddings]
     for each in [health, models, *generating, tokenization, unsupported]:
