@@ -44,6 +44,8 @@ def test_ci_runs_exactly_the_second_command():
         "ruff check .",
         "mkdocs build --strict",
         "basedpyright",
+        "clients --environment",
+        "clients",
         "python scripts/h200_compile.py",
     ],
 )
@@ -52,8 +54,9 @@ def test_ci_ends_where_a_command_fails_and_names_the_step(tmp_path, failing):
     (tmp_path / ".ci" / "run").write_text(CI)
     programs = tmp_path / ".venv" / "bin"
     programs.mkdir(parents=True)
-    for name in ("pip", "python", "ruff", "basedpyright", "mkdocs"):
-        program = programs / name
+    names = ("pip", "python", "ruff", "basedpyright", "mkdocs")
+    for program in (*(programs / name for name in names), tmp_path / ".ci" / "clients"):
+        name = program.name
         line = f'line=$(echo {name} $*); echo "$line" >> "{tmp_path}/called"; echo "said: $line"'
         program.write_text(f'#!/bin/sh\n{line}\n[ "$line" != "{failing}" ]\n')
         program.chmod(0o755)

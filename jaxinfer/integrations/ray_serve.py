@@ -10,15 +10,11 @@ from typing import Any
 from jaxinfer.checks import check_integer, check_real
 from jaxinfer.config import EngineConfig
 from jaxinfer.integrations.ray_metrics import RayMetrics
+from jaxinfer.optional import import_optional
 from jaxinfer.planning.blocks import COMMANDS_ALLOCATOR_SHARE
 from jaxinfer.server.openai.settings import ServerSettings
 
-try:
-    serve: Any = importlib.import_module("ray.serve")
-except ImportError as error:
-    raise ImportError(
-        f"jaxinfer.integrations.ray_serve needs Ray ({error}): pip install 'jaxinfer[ray]'"
-    ) from error
+serve = import_optional("ray.serve", needed_by=__name__, install="jaxinfer[ray]")
 
 _MOST_REPLICAS = 10_000
 _KEY_VARIABLE = "JAXINFER_API_KEY"

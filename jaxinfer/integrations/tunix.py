@@ -20,6 +20,7 @@ from jaxinfer.integrations.tunix_settings import (
     sharding_rules,
 )
 from jaxinfer.logprobs import ChosenLogprobs
+from jaxinfer.optional import import_optional
 from jaxinfer.outputs import CompletionOutput
 from jaxinfer.rollouts.mapping import ParamsMapping
 from jaxinfer.serving.llm import LLM
@@ -32,12 +33,8 @@ _LORA = (
 
 
 def _tunix(module: str) -> Any:
-    try:
-        return importlib.import_module(f"tunix.{module}")
-    except ImportError as error:
-        raise ImportError(
-            f"jaxinfer.integrations.tunix needs tunix ({error}): pip install google-tunix==0.1.7"
-        ) from error
+    install = "google-tunix==0.1.7"
+    return import_optional(f"tunix.{module}", needed_by=__name__, install=install)
 
 
 base_rollout = _tunix("rl.rollout.base_rollout")

@@ -1,15 +1,13 @@
-"""Makes a tree's projections integers with scales, and plain arrays again."""
+"""Makes a tree's projections integers with scales."""
 
 from collections.abc import Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
 from jaxinfer.kernels import int8
-from jaxinfer.kernels.matmul.op import Linear
 from jaxinfer.model.checkpoint.parameter_names import flatten, unflatten
 from jaxinfer.model.quantization import SCALE, WEIGHT, Int8Weights
 
@@ -33,25 +31,3 @@ def quantize_params(params: Mapping[str, Any], quantization: Int8Weights | None)
         for path, leaf in flatten(params)
     }
     return unflatten(leaves)
-
-
-def plain_params(params: Mapping[str, Any], dtype: DTypeLike) -> dict[str, Any]:
-    """The plain tree that a quantized one is computed as; other leaves stay as they are.
-
-    Args:
-        params: a tree with nodes.
-        dtype: of what they become.
-    """
-    return {
-        name: node
-        if not isinstance(node, Mapping)
-        else Linear(**node).matrix(dtype)
-        if is_node(node)
-        else plain_params(node, dtype)
-        for name, node in params.items()
-    }
-
-
-def is_node(tree: Any) -> bool:
-    """Whether a part of a tree is a quantized projection."""
-    return isinstance(tree, Mapping) and tree.keys() == {WEIGHT, SCALE}

@@ -122,11 +122,6 @@ def init_params(config: ModelConfig, rng: jax.Array, dtype: DTypeLike) -> dict[s
     return quantize_params(_plain(state, lambda _, leaf: leaf[...]), config.quantization)
 
 
-def logical_axes(config: ModelConfig) -> dict[str, Any]:
-    """Tree of the same structure as the parameters; each leaf a tuple of logical axis names."""
-    return _described(config, jnp.float32, lambda leaf: leaf.axes)
-
-
 def abstract_params(
     config: ModelConfig,
     dtype: DTypeLike,
@@ -146,20 +141,6 @@ def abstract_params(
         return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
 
     return _described(config, dtype, describe)
-
-
-def param_specs(config: ModelConfig, rules: ShardingRules, num_devices: int) -> dict[str, Any]:
-    """Tree of ``PartitionSpec`` with the structure of the parameters, for ``shard_map``.
-
-    Raises:
-        ValueError: ``num_devices`` doesn't divide the model.
-    """
-    check_divisible(config, num_devices)
-    return jax.tree.map(
-        lambda axes: param_spec(axes, config, rules, num_devices),
-        logical_axes(config),
-        is_leaf=lambda node: isinstance(node, tuple),
-    )
 
 
 def _described(

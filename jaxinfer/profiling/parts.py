@@ -20,7 +20,6 @@ OTHER = "other"
 HOST_SPANS = ("schedule", "pack", "launch", "fetch", "detokenize")
 """The host's work in a step, in this order; recorded as `jaxinfer.NAME`."""
 SPAN_PREFIX = "jaxinfer."
-STEP_SPAN = "step"
 
 
 def part_of(op_name: str) -> str | None:

@@ -12,6 +12,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from jaxinfer import __version__
+from jaxinfer.server import models
 from jaxinfer.server.anthropic import routes as messages
 from jaxinfer.server.anthropic.errors import PREFIX, AnthropicErrors
 from jaxinfer.server.openai.engine_client import EngineClient
@@ -84,10 +85,9 @@ def create_app(
         responses=_ERRORS,
     )
     app.state.front = front
-    app.state.max_nesting = settings.max_nesting
     app.router.route_class = ApiRoute
     generating = [completions, chat, responses, messages, embeddings]
-    for each in [health, *generating, tokenization, unsupported]:
+    for each in [health, models, *generating, tokenization, unsupported]:
         app.include_router(each.router)
     if settings.page:
         app.include_router(page.router)

@@ -16,7 +16,6 @@ from jaxinfer.serving.door import Door
 from jaxinfer.serving.driver.async_stream import stream_request_async
 from jaxinfer.serving.driver.sleep import check_level, check_mode
 from jaxinfer.serving.driver.sleep_state import PauseMode, SleepTag
-from jaxinfer.serving.embedding import embedding_requests
 from jaxinfer.serving.engine.metrics import Metric
 from jaxinfer.serving.handle_start import start_handle
 from jaxinfer.serving.new_params import params_update
@@ -121,15 +120,14 @@ class AsyncLLM(Door):
             RuntimeError: the engine is shut down.
         """
         driver, reader = self._handle.driver, self._handle.loaded.reader
-        model = self.embedding_model
-        requests = embedding_requests(
-            model, prompts, reader, dimensions=dimensions, prompt_name=prompt_name
-        )
         return await embed_all(
-            requests,
+            self.embedding_model,
+            prompts,
+            reader,
             lambda request: stream_request_async(driver, request, keeps=self),
-            normalize=normalize,
             dimensions=dimensions,
+            prompt_name=prompt_name,
+            normalize=normalize,
         )
 
     async def abort(self, request_id: str | Iterable[str]) -> None:

@@ -1,6 +1,6 @@
 """Two replicas by Ray Serve on this machine: streams, a replica that dies, an end that waits.
 
-Ray is in the extra `ray`; an environment that has it and jaxinfer runs these.
+Ray is in the extra `ray`; `.ci/clients` makes an environment that has it and runs these.
 """
 
 import concurrent.futures
@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import psutil
 import pytest
 
 from jaxinfer.server.openai.settings import ServerSettings
@@ -59,8 +60,11 @@ def cluster(tmp_path_factory) -> Iterator[None]:
         )
         serve.start(http_options={"host": "127.0.0.1", "port": PORT})
         yield
+        processes = psutil.Process().children(recursive=True)
         serve.shutdown()
         ray.shutdown()
+        _, left = psutil.wait_procs(processes, timeout=30)
+        assert not left
 
 
 def _run(**options: Any) -> None:

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxinfer import LLM, ModelConfig, SamplingParams, forward
+from jaxinfer import ModelConfig, forward
 from jaxinfer.model.checkpoint.parameter_names import flatten, tensor_name, unflatten
 from jaxinfer.model.checkpoint.weights import load_params, save_params
 from jaxinfer.model.families.table import family_of
@@ -18,10 +18,12 @@ from jaxinfer.rollouts.trees import leaves_by_path
 from tests.lazy import torch, transformers
 from tests.model import small_models
 from tests.model.checkpoint.test_weights import assert_trees_equal
-from tests.model.test_qwen3_against_transformers import our_logits, reference_logits
-from tests.serving.small_llm import SETTINGS
+from tests.model.reference import (
+    assert_logits_equal,
+    assert_served_texts_equal,
+    reference_logits,
+)
 
-NEW_TOKENS = 64
 FIRST = [name for name in small_models.FAMILIES if name.endswith("-0")]
 ALL = [
     pytest.param(name, marks=() if name in FIRST else pytest.mark.slow)
@@ -41,11 +43,7 @@ def save(directory, variant, **changes):
 @pytest.mark.parametrize("variant", ALL)
 def test_float32_logits_and_greedy_choices_equal_transformers(variant, tmp_path):
     model = save(tmp_path, variant)
-    token_ids = np.random.default_rng(1).integers(0, 384, (3, 160), dtype=np.int32)
-    expected, actual = reference_logits(model, token_ids), our_logits(tmp_path, token_ids)
-    assert np.abs(expected).max() > 1, "logits too small for the comparison to mean anything"
-    np.testing.assert_allclose(actual, expected, rtol=0, atol=1e-4)
-    np.testing.assert_array_equal(actual.argmax(-1), expected.argmax(-1))
+    assert_logits_equal(model, tmp_path, (3, 160))
 
 
 @pytest.mark.slow
@@ -53,23 +51,9 @@ def test_float32_logits_and_greedy_choices_equal_transformers(variant, tmp_path)
 def test_served_greedy_texts_equal_transformers(variant, tmp_path):
     """On 1, 2 and 4 devices in turn; by chunks of prompts, beside other requests."""
     model, devices = save(tmp_path, variant), 2 ** (int(variant[-1]) % 3)
-    rng = np.random.default_rng(3)
-    prompts = [rng.integers(3, 384, length).tolist() for length in (5, 17, 40)]
-    config = ModelConfig.from_directory(tmp_path)
-    params = load_params(tmp_path, config, "float32")
-    settings = SETTINGS | {"max_model_len": 128, "max_num_batched_tokens": 32}
-    greedy = SamplingParams(temperature=0.0, max_tokens=NEW_TOKENS, ignore_eos=True)
-    with LLM(params=params, config=config, tensor_parallel_size=devices, **settings) as llm:
-        outputs = llm.generate(prompts, greedy, use_tqdm=False)
-    for prompt, output in zip(prompts, outputs, strict=True):
-        with torch.no_grad():
-            expected = model.generate(
-                torch.tensor([prompt]),
-                max_new_tokens=NEW_TOKENS,
-                do_sample=False,
-                eos_token_id=None,
-            )
-        assert list(output.outputs[0].token_ids) == expected[0, len(prompt) :].tolist()
+    assert_served_texts_equal(
+        model, tmp_path, tensor_parallel_size=devices, max_num_batched_tokens=32
+    )
 
 
 @pytest.mark.slow

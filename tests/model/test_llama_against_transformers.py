@@ -5,16 +5,20 @@ import json
 import numpy as np
 import pytest
 
-from jaxinfer import LLM, ModelConfig, SamplingParams
+from jaxinfer import ModelConfig
 from jaxinfer.errors import ModelLoadError
 from jaxinfer.model.checkpoint.weights import load_params, save_params
 from jaxinfer.model.rope import rope_frequencies
 from tests.lazy import torch, transformers
 from tests.model import small_models
-from tests.model.test_qwen3_against_transformers import our_logits, reference_logits
-from tests.serving.small_llm import SETTINGS
+from tests.model.reference import (
+    assert_logits_equal,
+    assert_served_texts_equal,
+    our_logits,
+    reference_logits,
+)
 
-HEAD_DIM, NEW_TOKENS = 64, 64
+HEAD_DIM = 64
 
 
 def save_llama(directory, variant, **changes):
@@ -25,11 +29,7 @@ def save_llama(directory, variant, **changes):
 @pytest.mark.parametrize("variant", small_models.LLAMAS)
 def test_float32_logits_and_greedy_choices_equal_transformers(variant, tmp_path):
     model = save_llama(tmp_path, variant)
-    token_ids = np.random.default_rng(1).integers(0, 384, (3, 160), dtype=np.int32)
-    expected, actual = reference_logits(model, token_ids), our_logits(tmp_path, token_ids)
-    assert np.abs(expected).max() > 1, "logits too small for the comparison to mean anything"
-    np.testing.assert_allclose(actual, expected, rtol=0, atol=1e-4)
-    np.testing.assert_array_equal(actual.argmax(-1), expected.argmax(-1))
+    assert_logits_equal(model, tmp_path, (3, 160))
 
 
 @pytest.mark.parametrize(
@@ -44,23 +44,7 @@ def test_float32_logits_and_greedy_choices_equal_transformers(variant, tmp_path)
 )
 def test_served_greedy_texts_equal_transformers(variant, options, tmp_path):
     model = save_llama(tmp_path, variant)
-    rng = np.random.default_rng(3)
-    prompts = [rng.integers(3, 384, length).tolist() for length in (5, 17, 40)]
-    config = ModelConfig.from_directory(tmp_path)
-    params = load_params(tmp_path, config, "float32")
-    settings = SETTINGS | {"max_model_len": 128} | options
-    greedy = SamplingParams(temperature=0.0, max_tokens=NEW_TOKENS, ignore_eos=True)
-    with LLM(params=params, config=config, **settings) as llm:
-        outputs = llm.generate(prompts, greedy, use_tqdm=False)
-    for prompt, output in zip(prompts, outputs, strict=True):
-        with torch.no_grad():
-            expected = model.generate(
-                torch.tensor([prompt]),
-                max_new_tokens=NEW_TOKENS,
-                do_sample=False,
-                eos_token_id=None,
-            )
-        assert list(output.outputs[0].token_ids) == expected[0, len(prompt) :].tolist()
+    assert_served_texts_equal(model, tmp_path, **options)
 
 
 @pytest.mark.parametrize("of_transformers", [4, 5])

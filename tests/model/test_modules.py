@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxinfer.model.checkpoint.parameter_names import flatten, tensor_name, tree_path, unflatten
+from jaxinfer.model.checkpoint.parameter_names import flatten, tensor_name, unflatten
 from jaxinfer.model.modules import abstract_params, init_params
 from jaxinfer.model.sharding import make_mesh
 from tests.model import small_models, tiny
@@ -24,9 +24,7 @@ def test_tree_has_transformers_names_and_shapes(variant):
     assert {tensor_name(path): leaf.shape for path, leaf in flatten(tree)} == state
 
 
-def test_names_round_trip():
-    for path, _ in flatten(abstract_params(tiny.config(attention_bias=True), jnp.float32)):
-        assert tree_path(tensor_name(path)) == path
+def test_flattened_trees_are_put_together_again():
     tree = abstract_params(tiny.CONFIG, jnp.float32)
     assert jax.tree.structure(unflatten(dict(flatten(tree)))) == jax.tree.structure(tree)
 

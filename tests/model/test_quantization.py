@@ -15,10 +15,10 @@ from jaxinfer.model.architecture import init_params
 from jaxinfer.model.checkpoint.parameter_names import flatten
 from jaxinfer.model.config import ModelConfig
 from jaxinfer.model.forward import forward
-from jaxinfer.model.int8_params import plain_params, quantize_params, quantize_weight
-from jaxinfer.model.modules import abstract_params, param_specs
+from jaxinfer.model.int8_params import quantize_params, quantize_weight
+from jaxinfer.model.modules import abstract_params
 from jaxinfer.model.quantization import Int8Weights
-from jaxinfer.model.sharding import ShardingRules, make_mesh
+from jaxinfer.model.sharding import make_mesh
 from tests.model import tiny
 
 ALL = Int8Weights(())
@@ -175,15 +175,14 @@ def test_an_outputs_largest_magnitude_is_127_and_halves_are_even():
 @pytest.mark.parametrize("num_devices", [1, 2, 4])
 def test_scales_are_split_as_the_outputs_are(num_devices):
     config = tiny.config(num_key_value_heads=2, quantization=Int8Weights())
-    specs = dict(flatten(param_specs(config, ShardingRules(), num_devices)))
+    described = dict(flatten(abstract_params(config, jnp.bfloat16, make_mesh(num_devices))))
+    specs = {path: leaf.sharding.spec for path, leaf in described.items()}
     attention, mlp = "model.layers.0.self_attn", "model.layers.0.mlp"
     split, whole = PartitionSpec("tensor"), PartitionSpec()
     assert specs[f"{attention}.q_proj.scale"] == specs[f"{attention}.q_proj.weight"] == split
     assert specs[f"{attention}.k_proj.scale"] == (whole if num_devices == 4 else split)
     assert specs[f"{attention}.o_proj.weight"] == PartitionSpec(None, "tensor")
     assert specs[f"{attention}.o_proj.scale"] == specs[f"{mlp}.down_proj.scale"] == whole
-    described = dict(flatten(abstract_params(config, jnp.bfloat16, make_mesh(num_devices))))
-    assert specs == {path: leaf.sharding.spec for path, leaf in described.items()}
     dtypes = {path.rpartition(".")[2]: leaf.dtype for path, leaf in described.items()}
     assert (dtypes["weight"], dtypes["scale"], dtypes["norm"]) == ("int8", "float32", "bfloat16")
 
@@ -196,7 +195,7 @@ def test_forward_is_that_of_the_plain_tree_bit_for_bit(changes, dtype):
     assert params["model"]["layers"]["0"]["mlp"]["up_proj"]["weight"].dtype == jnp.int8
     tokens = tiny.token_ids(config, 2, 12)
     run = jax.jit(forward, static_argnums=1)
-    plain = plain_params(params, dtype)
+    plain = tiny.plain_params(params, dtype)
     assert jax.tree.structure(plain) == jax.tree.structure(tiny.params(config))
     quantized_config = dataclasses.replace(config, quantization=ALL)
     np.testing.assert_array_equal(run(params, quantized_config, tokens), run(plain, config, tokens))

@@ -10,30 +10,15 @@ from jaxinfer.model.config import ModelConfig
 from jaxinfer.model.forward import forward
 from tests.lazy import torch
 from tests.model import small_models
+from tests.model.reference import assert_logits_equal, our_logits, reference_logits
 
 SEQUENCES, LENGTH = 4, 192  # 7 models x 768 = 5,376 positions compared
-
-
-def reference_logits(model, token_ids, **inputs) -> np.ndarray:
-    with torch.no_grad():
-        return model(torch.from_numpy(token_ids), **inputs).logits.float().numpy()
-
-
-def our_logits(directory, token_ids, dtype="float32", **inputs) -> np.ndarray:
-    config = ModelConfig.from_directory(directory)
-    params = load_params(directory, config, dtype)
-    return np.asarray(jax.jit(forward, static_argnums=1)(params, config, token_ids, **inputs))
 
 
 @pytest.mark.parametrize("variant", small_models.VARIANTS)
 def test_float32_logits_and_greedy_choices_equal_transformers(variant, tmp_path):
     model = small_models.save(tmp_path, **small_models.VARIANTS[variant])
-    token_ids = np.random.default_rng(1).integers(0, 384, (SEQUENCES, LENGTH), dtype=np.int32)
-    expected = reference_logits(model, token_ids)
-    actual = our_logits(tmp_path, token_ids)
-    assert np.abs(expected).max() > 1, "logits too small for the comparison to mean anything"
-    np.testing.assert_allclose(actual, expected, rtol=0, atol=1e-4)
-    np.testing.assert_array_equal(actual.argmax(-1), expected.argmax(-1))
+    assert_logits_equal(model, tmp_path, (SEQUENCES, LENGTH))
 
 
 def test_padding_mask_and_positions_equal_transformers(tmp_path):

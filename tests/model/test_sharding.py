@@ -7,7 +7,7 @@ import pytest
 from jax.sharding import AxisType, Mesh, PartitionSpec
 
 from jaxinfer.model.checkpoint.parameter_names import flatten
-from jaxinfer.model.modules import abstract_params, param_specs
+from jaxinfer.model.modules import abstract_params
 from jaxinfer.model.sharding import (
     ShardingRules,
     check_divisible,
@@ -21,8 +21,8 @@ from tests.model import tiny
 CONFIG = tiny.config(num_key_value_heads=2, attention_bias=True, tie_word_embeddings=False)
 
 
-def specs(num_devices, rules=None):
-    tree = param_specs(CONFIG, rules or ShardingRules(), num_devices)
+def specs(mesh, rules=None):
+    tree = tiny.param_specs(CONFIG, mesh, rules)
     return {
         path.removeprefix("model.layers.0."): spec
         for path, spec in flatten(tree)
@@ -32,7 +32,7 @@ def specs(num_devices, rules=None):
 
 def test_each_parameter_is_split_along_its_heads_or_width():
     columns, rows = PartitionSpec(None, "tensor"), PartitionSpec("tensor")
-    assert specs(2) == {
+    assert specs(make_mesh(2)) == {
         "model.embed_tokens": rows,
         "lm_head": rows,
         "model.norm": PartitionSpec(),
@@ -51,7 +51,7 @@ def test_each_parameter_is_split_along_its_heads_or_width():
 
 
 def test_fewer_kv_heads_than_devices_are_whole_on_each():
-    split = specs(4)
+    split = specs(make_mesh(4))
     for name in ("k_proj", "v_proj", "k_proj_bias", "v_proj_bias"):
         assert split[f"self_attn.{name}"] == PartitionSpec()
     assert split["self_attn.q_proj"] == PartitionSpec("tensor")
@@ -59,19 +59,12 @@ def test_fewer_kv_heads_than_devices_are_whole_on_each():
 
 
 def test_rules_rename_or_remove_axes():
-    renamed = specs(2, ShardingRules(vocab="model", intermediate=None, embed="data"))
+    mesh = Mesh(np.array(jax.devices()[:2]).reshape(2, 1, 1), ("tensor", "model", "data"))
+    renamed = specs(mesh, ShardingRules(vocab="model", intermediate=None, embed="data"))
     assert renamed["model.embed_tokens"] == PartitionSpec("model", "data")
     assert renamed["mlp.up_proj"] == PartitionSpec(None, "data")
     assert kv_pages_spec(ShardingRules()) == PartitionSpec(None, None, "tensor")
     assert logits_spec(ShardingRules()) == PartitionSpec(None, "tensor")
-
-
-def test_abstract_params_carry_the_same_specs():
-    mesh = make_mesh(4)
-    described = dict(flatten(abstract_params(CONFIG, jnp.bfloat16, mesh)))
-    for path, spec in flatten(param_specs(CONFIG, ShardingRules(), 4)):
-        assert described[path].sharding == jax.sharding.NamedSharding(mesh, spec), path
-        assert described[path].dtype == jnp.bfloat16
 
 
 @pytest.mark.parametrize(
@@ -86,8 +79,11 @@ def test_a_degree_that_does_not_divide_is_named_with_those_that_do(num_devices, 
     with pytest.raises(ValueError, match=r"sizes that work: 1, 2, 4, 8$") as caught:
         check_divisible(config, num_devices)
     assert problem in str(caught.value)
+
+
+def test_parameters_that_do_not_divide_have_no_shardings():
     with pytest.raises(ValueError, match="does not divide"):
-        param_specs(config, ShardingRules(), num_devices)
+        abstract_params(CONFIG, jnp.bfloat16, make_mesh(3))
 
 
 def test_kv_heads_that_neither_divide_nor_are_divided_are_refused():

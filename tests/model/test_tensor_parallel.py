@@ -23,9 +23,9 @@ from jaxinfer.model.layers.decoder import (
     rotate_heads,
 )
 from jaxinfer.model.layers.two_batch_overlap import overlapped_layer
-from jaxinfer.model.modules import abstract_params, param_specs
+from jaxinfer.model.modules import abstract_params
 from jaxinfer.model.rope import cos_sin
-from jaxinfer.model.sharding import ShardingRules, make_mesh
+from jaxinfer.model.sharding import make_mesh
 from tests.model import tiny
 
 MODELS = {
@@ -134,7 +134,7 @@ def check_logits(model, num_devices, **parts):
         jax.shard_map(
             functools.partial(local_forward, config=config, **parts),
             mesh=mesh,
-            in_specs=(param_specs(config, ShardingRules(), num_devices), PartitionSpec()),
+            in_specs=(tiny.param_specs(config, mesh), PartitionSpec()),
             out_specs=PartitionSpec(None, "tensor"),
             check_vma=False,
         )
@@ -151,7 +151,7 @@ def test_heads_from_one_product_are_those_from_three(num_devices):
     config = tiny.config(num_key_value_heads=2, head_dim=64, attention_bias=True)
     layer = tiny.params(config, jnp.bfloat16)["model"]["layers"]["0"]
     x = jax.random.normal(jax.random.key(0), (24, config.hidden_size), jnp.bfloat16)
-    specs = param_specs(config, ShardingRules(), num_devices)["model"]["layers"]["0"]
+    specs = tiny.param_specs(config, make_mesh(num_devices))["model"]["layers"]["0"]
 
     def project(layer, x, kernels, count):
         context = LayerContext(config, LayerKind(), lambda *_: None, AXIS, kernels)

@@ -1,13 +1,19 @@
 """A still smaller Qwen3 than `jaxinfer.testing` has, for tests of layers."""
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh
 
+from jaxinfer.kernels.matmul.op import Linear
 from jaxinfer.model.config import ModelConfig
+from jaxinfer.model.modules import abstract_params
+from jaxinfer.model.quantization import SCALE, WEIGHT
+from jaxinfer.model.sharding import ShardingRules
 from jaxinfer.testing import tiny_params as params  # noqa: F401  (as tiny.params)
 
 CONFIG = ModelConfig(
@@ -26,6 +32,24 @@ CONFIG = ModelConfig(
 
 def config(**changes: Any) -> ModelConfig:
     return dataclasses.replace(CONFIG, **changes)
+
+
+def param_specs(model: ModelConfig, mesh: Mesh, rules: ShardingRules | None = None) -> Any:
+    """The partition of each parameter."""
+    tree = abstract_params(model, "float32", mesh, rules)
+    return jax.tree.map(lambda leaf: leaf.sharding.spec, tree)
+
+
+def plain_params(tree: Mapping[str, Any], dtype: Any) -> dict[str, Any]:
+    """The plain tree that a quantized one is computed as; other leaves stay as they are."""
+    return {
+        name: node
+        if not isinstance(node, Mapping)
+        else Linear(**node).matrix(dtype)
+        if node.keys() == {WEIGHT, SCALE}
+        else plain_params(node, dtype)
+        for name, node in tree.items()
+    }
 
 
 def token_ids(model: ModelConfig, *shape: int, seed: int = 0) -> jax.Array:

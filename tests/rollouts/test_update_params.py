@@ -7,11 +7,19 @@ import numpy as np
 import pytest
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from jaxinfer import AsyncLLM, ParamsMapping, ShardingRules, save_params
+from jaxinfer import ParamsMapping, ShardingRules, save_params
 from jaxinfer.errors import StepError
 from jaxinfer.rollouts import conversion
 from tests.rollouts import trainers
-from tests.serving.small_llm import CONFIG, GREEDY, PROMPTS, ids, small_llm, small_params
+from tests.serving.small_llm import (
+    CONFIG,
+    GREEDY,
+    PROMPTS,
+    ids,
+    small_async_llm,
+    small_llm,
+    small_params,
+)
 
 TUNIX = ParamsMapping.tunix_qwen3(CONFIG)
 OTHER = trainers.other_params()
@@ -202,15 +210,7 @@ def test_running_requests_are_ended_with_abort(llm):
 
 def test_an_asynchronous_engine_takes_new_weights():
     async def main():
-        async with AsyncLLM(
-            params=small_params(),
-            config=CONFIG,
-            max_model_len=64,
-            max_num_seqs=4,
-            num_kv_blocks=65,
-            compile_ahead=False,
-            show_progress=False,
-        ) as engine:
+        async with small_async_llm() as engine:
             await engine.update_params(trainers.tunix(OTHER), TUNIX, in_flight="wait")
             outputs = [output async for output in engine.generate(PROMPTS[0], GREEDY)]
             return engine.weight_version, outputs[-1]

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxinfer import LLM, SamplingParams, forward
+from jaxinfer import LLM, AsyncLLM, SamplingParams, forward
 from jaxinfer.testing import TINY_CONFIG, TINY_SETTINGS, tiny_llm, tiny_params
 
 CONFIG = TINY_CONFIG
@@ -28,6 +28,11 @@ def small_params() -> Any:
 def small_llm(**options: Any) -> LLM:
     """An engine that compiles few shapes; `options` go to `LLM`."""
     return tiny_llm(**({"params": small_params()} | options))
+
+
+def small_async_llm(**options: Any) -> AsyncLLM:
+    """The same for tasks of an event loop."""
+    return AsyncLLM(**({"params": small_params(), "config": CONFIG} | SETTINGS | options))
 
 
 @contextlib.contextmanager

@@ -19,7 +19,7 @@ from jaxinfer.kernels.policy import Kernels
 from jaxinfer.model.checkpoint.hub import BUNDLED_MODEL
 from jaxinfer.model.checkpoint.weights import load_params, save_params
 from jaxinfer.model.config import ModelConfig
-from jaxinfer.model.int8_params import plain_params, quantize_params
+from jaxinfer.model.int8_params import quantize_params
 from jaxinfer.model.modules import abstract_params
 from jaxinfer.model.quantization import Int8Weights
 from jaxinfer.model.sharding import ShardingRules
@@ -82,7 +82,7 @@ def answers(llm):
 def test_a_directory_answers_as_its_plain_weights_do(directory, params, settings):
     if "mesh" in settings:
         settings = settings | {"mesh": make_mesh(settings["mesh"])}
-    plain = plain_params(params, "float32")
+    plain = tiny.plain_params(params, "float32")
     with tiny_llm(params=plain, config=CONFIG, **settings) as llm:
         expected = answers(llm)
     given = {"model": str(directory), "skip_tokenizer_init": True}
@@ -110,7 +110,7 @@ def test_a_directory_answers_as_its_plain_weights_do(directory, params, settings
 def test_so_do_trees_of_other_models(changes, quantization, dtype):
     config = dataclasses.replace(CONFIG, **changes)
     tree = quantize_params(tiny_params(config, dtype, seed=2), quantization)
-    with tiny_llm(params=plain_params(tree, dtype), config=config) as llm:
+    with tiny_llm(params=tiny.plain_params(tree, dtype), config=config) as llm:
         expected = answers(llm)
     quantized = dataclasses.replace(config, quantization=quantization)
     with tiny_llm(params=tree, config=quantized) as llm:
@@ -215,7 +215,7 @@ def bundled(tmp_path_factory):
     found = []
     for name, params, own in (
         ("int8", tree, dataclasses.replace(config, quantization=quantization)),
-        ("plain", plain_params(tree, "float32"), config),
+        ("plain", tiny.plain_params(tree, "float32"), config),
     ):
         path = tmp_path_factory.mktemp(name)
         shutil.copytree(BUNDLED_MODEL, path, dirs_exist_ok=True)

@@ -9,13 +9,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxinfer import AsyncLLM, ParamsMapping, SamplingParams
+from jaxinfer import ParamsMapping, SamplingParams
 from tests.serving.small_llm import (
     CONFIG,
     GREEDY,
-    MAX_MODEL_LEN,
     PROMPTS,
     ids,
+    small_async_llm,
     small_llm,
     small_params,
 )
@@ -253,15 +253,7 @@ def test_several_devices_and_replicas_sleep_alike(devices):
 
 def test_async_llm_sleeps_and_wakes():
     async def run():
-        async with AsyncLLM(
-            params=small_params(),
-            config=CONFIG,
-            max_model_len=MAX_MODEL_LEN,
-            max_num_seqs=4,
-            num_kv_blocks=65,
-            compile_ahead=False,
-            show_progress=False,
-        ) as engine:
+        async with small_async_llm() as engine:
             await engine.pause(mode="keep")
             assert await engine.is_paused()
             await engine.resume()

@@ -4,8 +4,12 @@ import asyncio
 
 import pytest
 
-from jaxinfer import AsyncLLM
-from tests.serving.small_llm import CONFIG, GREEDY, PROMPTS, small_llm, small_params
+from tests.serving.small_llm import (
+    GREEDY,
+    PROMPTS,
+    small_async_llm,
+    small_llm,
+)
 
 
 def test_a_recording_holds_what_ran(llm, tmp_path):
@@ -38,13 +42,7 @@ def test_closing_an_engine_ends_its_recording(llm, tmp_path):
 
 def test_an_asynchronous_engine_records_too(tmp_path):
     async def main():
-        async with AsyncLLM(
-            params=small_params(),
-            config=CONFIG,
-            max_model_len=64,
-            num_kv_blocks=65,
-            show_progress=False,
-        ) as engine:
+        async with small_async_llm() as engine:
             await engine.start_profile(tmp_path)
             await engine.stop_profile()
 

@@ -1,4 +1,4 @@
-"""Converts paths in the parameter tree to tensor names in Hugging Face's files, and back."""
+"""Converts paths in the parameter tree to tensor names in Hugging Face's files."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -12,13 +12,6 @@ def tensor_name(path: str) -> str:
     if path.endswith(_TREE_BIAS):
         return path.removesuffix(_TREE_BIAS) + _BIAS
     return path + _WEIGHT
-
-
-def tree_path(name: str) -> str:
-    """The inverse of ``tensor_name``; names that are no parameter's come back unchanged."""
-    if name.endswith(_BIAS):
-        return name.removesuffix(_BIAS) + _TREE_BIAS
-    return name.removesuffix(_WEIGHT)
 
 
 def flatten(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

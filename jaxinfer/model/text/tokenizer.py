@@ -266,11 +266,6 @@ class Tokenizer:
         return self._backend.token_to_id(token)
 
     @property
-    def has_chat_template(self) -> bool:
-        """Whether `apply_chat_template` can work without a template of the caller's."""
-        return bool(self._templates)
-
-    @property
     def chat_template(self) -> str | None:
         """The text of the model's default template, if it has one."""
         default = self._templates.get(DEFAULT)

@@ -1,4 +1,4 @@
-"""The answers of `/v1/messages`, their blocks, and its errors; plain dictionaries."""
+"""Answers in Anthropic's form: messages, their blocks, models, errors; plain dictionaries."""
 
 from typing import Any, Literal, NotRequired, TypedDict
 
@@ -60,6 +60,27 @@ class TokenCount(TypedDict):
     """The number of a prompt's tokens."""
 
     input_tokens: int
+
+
+class ModelInfo(TypedDict):
+    """A served name; `created_at` is when the server started, in RFC 3339's form."""
+
+    type: Literal["model"]
+    id: str
+    display_name: str
+    created_at: str
+    lifecycle: Literal["active"]
+    max_input_tokens: int
+    max_tokens: int
+
+
+class ModelPage(TypedDict):
+    """All served names."""
+
+    data: list[ModelInfo]
+    has_more: bool
+    first_id: str
+    last_id: str
 
 
 class MessageErrorDetails(TypedDict):

@@ -1,10 +1,10 @@
-"""Errors in Anthropic's format, of its own routes alone, from the middleware to the handlers."""
+"""Errors in Anthropic's format, where its API is asked, from the middleware to the handlers."""
 
 import functools
 import uuid
 from typing import Any
 
-from starlette.datastructures import MutableHeaders
+from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -13,6 +13,7 @@ from jaxinfer.server.openai.errors import ERROR_WRITER, ApiError, ContextLengthE
 from jaxinfer.server.openai.sse import encode, named_event
 
 PREFIX = "/v1/messages"
+_MODELS = "/v1/models"
 
 _TYPES = {
     401: "authentication_error",
@@ -23,12 +24,14 @@ _TYPES = {
     429: "rate_limit_error",
     529: "overloaded_error",
 }
-_STATUSES = (400, 401, 403, 404, 405, 408, 413, 415, 500, 501)
+STATUSES = (400, 401, 403, 404, 405, 408, 413, 415, 500, 501)
+"""Those that both APIs have."""
+
 _OVERLOADED = 529
 """Anthropic's status of a service that takes no requests now; elsewhere it is 503."""
 
 ERRORS: dict[int | str, dict[str, Any]] = {
-    **{status: {"model": MessageError} for status in _STATUSES},
+    **{status: {"model": MessageError} for status in STATUSES},
     _OVERLOADED: {"model": MessageError, "description": "No requests are taken now."},
 }
 """The errors that openapi.json lists for the routes of this room."""
@@ -36,6 +39,8 @@ ERRORS: dict[int | str, dict[str, Any]] = {
 
 class AnthropicErrors:
     """Has errors of `/v1/messages` and below written in Anthropic's format, with a request id.
+
+    So are those of `/v1/models` where the request has the header `anthropic-version`.
 
     Args:
         app: the next ASGI application.
@@ -46,8 +51,7 @@ class AnthropicErrors:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass the request on."""
-        path = scope.get("path", "")
-        if scope["type"] != "http" or not (path == PREFIX or path.startswith(f"{PREFIX}/")):
+        if scope["type"] != "http" or not _is_anthropics(scope):
             await self._app(scope, receive, send)
             return
         request_id = f"req_{uuid.uuid4().hex}"
@@ -59,6 +63,12 @@ class AnthropicErrors:
 
         writer = functools.partial(_response, request_id=request_id)
         await self._app({**scope, ERROR_WRITER: writer}, receive, labelled)
+
+
+def _is_anthropics(scope: Scope) -> bool:
+    """Whether a request asks Anthropic's API; the header tells it where both have the route."""
+    root = "/".join(scope.get("path", "").split("/")[:3])
+    return root == PREFIX or (root == _MODELS and "anthropic-version" in Headers(scope=scope))
 
 
 def error_event(error: ApiError) -> bytes:

@@ -7,6 +7,7 @@ from starlette.requests import Request
 
 from jaxinfer.server.openai.errors import ApiError, invalid
 
+MAX_NESTING = 64
 MAX_VALUES = 2_000_000
 MAX_CONTAINERS = 500_000
 MAX_FIELDS = 256
@@ -21,7 +22,7 @@ _JSON_NAMES = {
 }
 
 
-def decode(body: bytes, max_nesting: int) -> dict[str, Any]:
+def decode(body: bytes) -> dict[str, Any]:
     """Parse a request body as a JSON object.
 
     Raises:
@@ -33,14 +34,14 @@ def decode(body: bytes, max_nesting: int) -> dict[str, Any]:
     # Of the bytes, because parsing is what takes long; texts may have many of these too.
     if body.count(b",") > MAX_VALUES or body.count(b"[") + body.count(b"{") > MAX_CONTAINERS:
         raise invalid("the JSON has millions of values; send fewer in one request")
-    too_deep = invalid(f"the JSON is nested more than {max_nesting} levels deep; flatten it")
+    too_deep = invalid(f"the JSON is nested more than {MAX_NESTING} levels deep; flatten it")
     try:
         value = msgspec.json.decode(body)
     except RecursionError:
         raise too_deep from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise invalid(f"the body is not valid JSON: {error}") from None
-    if _is_deeper(value, max_nesting):
+    if _is_deeper(value, MAX_NESTING):
         raise too_deep
     if not isinstance(value, dict):
         raise invalid(f"the body is JSON, but no object: it is {_JSON_NAMES[type(value)]}")

@@ -66,7 +66,7 @@ class _JsonRequest(Request):
 async def _with_json(request: Request) -> Request:
     body = await request.body()
     check_media_type(request)
-    return _JsonRequest(request, body, decode(body, request.app.state.max_nesting))
+    return _JsonRequest(request, body, decode(body))
 
 
 def _refusal(error: RequestValidationError, model: type[BaseModel] | None) -> ApiError:

@@ -26,7 +26,6 @@ class ServerSettings:
         max_unfinished_bytes: most bytes of all unfinished request bodies together.
         body_seconds: time limit for a request's body to arrive, and for a client to read some of an
             answer that waits for it.
-        max_nesting: most levels of JSON in a request.
         keep_alive_seconds: seconds of silence after which a stream gets a comment.
         template_kwargs: names that `chat_template_kwargs` of a request may set.
         enable_auto_tool_choice: let the model decide whether it calls a tool.
@@ -50,7 +49,6 @@ class ServerSettings:
     max_other_bytes: int = _MIB
     max_unfinished_bytes: int = 256 * _MIB
     body_seconds: float = 60.0
-    max_nesting: int = 64
     keep_alive_seconds: float = 15.0
     template_kwargs: frozenset[str] = frozenset({"enable_thinking"})
     enable_auto_tool_choice: bool = True
@@ -71,7 +69,7 @@ class ServerSettings:
         reasoning_parser_name(self.reasoning_parser, None)
         for name in (
             *("max_body_bytes", "max_tokenize_bytes", "max_other_bytes"),
-            *("max_unfinished_bytes", "body_seconds", "max_nesting", "keep_alive_seconds"),
+            *("max_unfinished_bytes", "body_seconds", "keep_alive_seconds"),
         ):
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name} must be above 0, got {getattr(self, name)}")

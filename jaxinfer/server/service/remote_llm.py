@@ -23,7 +23,6 @@ from jaxinfer.server.service.scores import scores_of_rows
 from jaxinfer.serving.async_embedding import embed_all
 from jaxinfer.serving.driver.sleep import check_level, check_mode
 from jaxinfer.serving.driver.sleep_state import PauseMode, SleepTag
-from jaxinfer.serving.embedding import embedding_requests
 from jaxinfer.serving.embedding_model import EmbeddingModel, read_embedding_model
 from jaxinfer.serving.engine.metrics import Metric
 from jaxinfer.serving.parsers.answer_format import AnswerFormat
@@ -199,11 +198,15 @@ class RemoteLLM:
             JaxinferError: the engine can't take them, as for `generate`.
         """
         self._check_open()
-        model, reader = self.embedding_model, self._reader
-        requests = embedding_requests(
-            model, prompts, reader, dimensions=dimensions, prompt_name=prompt_name
+        return await embed_all(
+            self.embedding_model,
+            prompts,
+            self._reader,
+            self._stream,
+            dimensions=dimensions,
+            prompt_name=prompt_name,
+            normalize=normalize,
         )
-        return await embed_all(requests, self._stream, normalize=normalize, dimensions=dimensions)
 
     async def abort(self, request_id: str | Iterable[str]) -> None:
         """End all requests of these names that came through this front end.

@@ -285,7 +285,7 @@ def test_only_tokenizer_json_is_needed(directory, tmp_path):
     (tmp_path / "tokenizer.json").write_bytes((directory / "tokenizer.json").read_bytes())
     tokenizer = Tokenizer.from_directory(tmp_path)
     assert tokenizer.eos_token_ids == ()
-    assert not tokenizer.has_chat_template
+    assert tokenizer.chat_template is None
     with pytest.raises(ValueError, match="has no chat template"):
         tokenizer.apply_chat_template([{"role": "user", "content": "hi"}])
 

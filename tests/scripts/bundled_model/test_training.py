@@ -124,7 +124,7 @@ def test_what_is_written_is_what_the_engine_reads(tmp_path: Path):
         assert np.array_equal(one, two)
     engine_tokenizer = EngineTokenizer.from_directory(tmp_path)
     assert engine_tokenizer.eos_token_ids[0] == 1
-    assert engine_tokenizer.has_chat_template
+    assert engine_tokenizer.chat_template
 
 
 def test_a_model_that_is_too_large_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -1,5 +1,6 @@
 """Anthropic's own client against a real server."""
 
+import datetime
 import inspect
 import re
 from pathlib import Path
@@ -115,6 +116,24 @@ def test_tokens_are_counted(api):
     assert counted == usage.input_tokens + usage.cache_read_input_tokens
 
 
+def test_models_are_listed_and_found(make_client):
+    names = ("tiny", "org/big")
+    with serving(make_client(served_model_names=names).app) as port, connected(port) as api:
+        page = api.models.list(limit=1)
+        assert (page.first_id, page.last_id, page.has_more) == ("tiny", "org/big", False)
+        assert tuple(each.id for each in page) == names, "nothing is asked for twice"
+        info = api.models.retrieve("org/big")
+        assert info == page.data[1]
+        assert (info.type, info.display_name, info.lifecycle) == ("model", "org/big", "active")
+        assert info.max_input_tokens == info.max_tokens == 255
+        age = datetime.datetime.now(datetime.UTC) - info.created_at
+        assert datetime.timedelta(0) <= age < datetime.timedelta(hours=1)
+        with pytest.raises(anthropic.NotFoundError) as caught:
+            api.models.retrieve("claude-opus-5")
+        assert caught.value.type == "not_found_error"
+        assert caught.value.request_id.startswith("req_")
+
+
 def test_errors_are_of_the_clients_own_types(api, port):
     with pytest.raises(anthropic.BadRequestError) as caught:
         api.messages.create(**{**FIELDS, "messages": [{"role": "user", "content": "word " * 300}]})
@@ -125,6 +144,8 @@ def test_errors_are_of_the_clients_own_types(api, port):
         api.messages.create(**{**FIELDS, "model": "claude-opus-5"})
     with connected(port, api_key="guess") as other, pytest.raises(anthropic.AuthenticationError):
         other.messages.create(**FIELDS)
+    with connected(port, api_key="guess") as other, pytest.raises(anthropic.AuthenticationError):
+        other.models.list()
     with connected(port, api_key=None, auth_token="sesame") as other:
         assert other.messages.create(**FIELDS).content
 

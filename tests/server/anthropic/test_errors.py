@@ -190,6 +190,14 @@ def test_errors_of_other_routes_keep_openais_format(client):
         assert "request-id" not in answer.headers
 
 
+def test_the_header_of_anthropics_clients_decides_about_routes_that_both_have(client):
+    headers = {"anthropic-version": "2023-06-01"}
+    for path in ("/v1/models/x", "/v1/models/x/y"):
+        refused(client.get(path, headers=headers), 404, "not_found_error")
+    for path in ("/v1/modelsx", "/health/x"):
+        assert "request-id" not in client.get(path, headers=headers).headers
+
+
 def test_headers_and_queries_of_anthropics_clients_are_taken(client):
     headers = {"anthropic-version": "2023-06-01", "anthropic-beta": "a-2026-01-01,b"}
     answer = client.post(f"{PATH}?beta=true", BODY, headers=headers)

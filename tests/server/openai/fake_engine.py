@@ -22,17 +22,7 @@ class FakeEngine:
             raise AttributeError(name)
         return getattr(self._engine, name)
 
-    async def generate(
-        self,
-        prompt,
-        params,
-        request_id,
-        *,
-        priority=0,
-        prefill_only=False,
-        pooled=False,
-        answer=None,
-    ):
+    async def generate(self, *args, **options):
         for item in self._items:
             if isinstance(item, Exception):
                 raise item

@@ -17,15 +17,7 @@ class ToyEngine(FakeEngine):
         return getattr(self._engine, name)
 
     async def generate(
-        self,
-        prompt,
-        params,
-        request_id,
-        *,
-        priority=0,
-        prefill_only=False,
-        pooled=False,
-        answer=None,
+        self, prompt, params, request_id, *, prefill_only=False, pooled=False, **options
     ):
         prompt_ids = list(prompt["prompt_token_ids"])
         count = (

@@ -19,6 +19,7 @@ from jaxinfer.serving.scheduler.scheduler import Scheduler
 from jaxinfer.testing.fake_runner import FakeRunner, continuation, next_token
 from tests.model.text.small_tokenizer import build_backend
 from tests.serving.constraints.fake_constraint import FakeSource
+from tests.serving.engine.running import run_engine
 
 VOCAB = 97
 EOS = 11
@@ -62,15 +63,9 @@ class Setup:
         params = SamplingParams(**(defaults | params))
         self.engine.add(NewRequest(prompt=prompt, params=params, key=name, kind=kind))
 
-    def run(self, max_steps=2000):
+    def run(self):
         """Step until nothing is left; outputs in order."""
-        outputs = []
-        for _ in range(max_steps):
-            if not self.engine.has_unfinished:
-                break
-            self.engine.step()
-            outputs += self.engine.take_outputs()
-        assert not self.engine.has_unfinished
+        outputs = run_engine(self.engine)
         self.scheduler.check_invariants()
         assert not self.engine._requests.table.members
         assert all(request.is_finished for request in self.engine._host_dependent.requests)
@@ -219,12 +214,12 @@ def test_batches_chunks_multi_step_decodes_and_preemption_never_change_tokens(
         count = rng.randrange(1, 30)
         setup.add(str(i), prompt, max_tokens=count)
         expected[str(i)] = continuation(prompt, count, VOCAB)
-    outputs = []
-    while setup.engine.has_unfinished:
-        setup.engine.step()
-        outputs += setup.engine.take_outputs()
+
+    def interfere():
         if rng.random() < 0.1:
             setup.scheduler.preempt(rng.randrange(3))
+
+    outputs = run_engine(setup.engine, after_step=interfere)
     assert {o.request_id: o.outputs[0].token_ids for o in outputs} == expected
 
 

@@ -13,6 +13,7 @@ from jaxinfer.serving.requests.completion import Completion
 from jaxinfer.serving.scheduler.proposals import propose
 from jaxinfer.testing.fake_runner import continuation
 from tests.serving.constraints.grammar.grammars import SCHEMAS, bundled_tokenizer, constraints
+from tests.serving.engine.running import run_engine
 from tests.serving.engine.test_engine import Setup
 
 FIXED_KEYS = [
@@ -64,6 +65,22 @@ def guided_setup(**options):
     return Setup(tokenizer=tokenizer, **own | options)
 
 
+def troubled_setup(rng, make):
+    """One whose steps are small, whose blocks run out, and of which one step fails."""
+    swaps = rng.random() < 0.5
+    setup = make(
+        block_size=rng.choice([8, 16]),
+        num_blocks=rng.choice([16, 200]),
+        max_num_batched_tokens=rng.choice([8, 32]),
+        preemption_mode="swap" if swaps else "recompute",
+        num_host_blocks=8 if swaps else 0,
+        max_num_seqs=4,
+    )
+    fails = rng.choice(["fail_launches", "fail_samples", "fail_fetches"])
+    getattr(setup.runner, fails).add(rng.randrange(30))
+    return setup
+
+
 def add_all(setup, schemas, **params):
     for i, schema in enumerate(schemas):
         given = {"structured_outputs": {"json": schema}, "max_tokens": 90, **params}
@@ -71,14 +88,7 @@ def add_all(setup, schemas, **params):
 
 
 def run(setup, interfere=lambda: None):
-    outputs = []
-    for _ in range(3000):
-        if not setup.engine.has_unfinished:
-            break
-        interfere()
-        setup.engine.step()
-        setup.scheduler.check_invariants()
-        outputs += setup.engine.take_outputs()
+    outputs = run_engine(setup.engine, interfere, setup.scheduler.check_invariants)
     pool = setup.scheduler.pool
     assert pool.num_free_blocks == pool.num_usable_blocks
     return {output.request_id: output for output in outputs}
@@ -139,17 +149,7 @@ def test_batches_chunks_faults_and_preemption_change_no_answer(seed, masks_alone
     schemas = [rng.choice(SCHEMAS + FIXED_KEYS) for _ in range(rng.randint(1, 6))]
     length = rng.choice([7, 90])
     expected = tokens_of(masks_alone(answered(schemas, max_tokens=length)))
-    swaps = rng.random() < 0.5
-    setup = guided_setup(
-        block_size=rng.choice([8, 16]),
-        num_blocks=rng.choice([16, 200]),
-        max_num_batched_tokens=rng.choice([8, 32]),
-        preemption_mode="swap" if swaps else "recompute",
-        num_host_blocks=8 if swaps else 0,
-        max_num_seqs=4,
-    )
-    fails = rng.choice(["fail_launches", "fail_samples", "fail_fetches"])
-    getattr(setup.runner, fails).add(rng.randrange(30))
+    setup = troubled_setup(rng, guided_setup)
     add_all(setup, schemas, max_tokens=length)
     setup.add("plain", [5, 6, 7], max_tokens=12)
 

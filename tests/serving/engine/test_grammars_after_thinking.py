@@ -17,7 +17,7 @@ from tests.serving.constraints.grammar.grammars import (
     shared_compiler,
 )
 from tests.serving.engine.test_engine import Setup
-from tests.serving.engine.test_grammars import FIXED_KEYS, run, tokens_of
+from tests.serving.engine.test_grammars import FIXED_KEYS, run, tokens_of, troubled_setup
 
 TOKENS = thinking_tokens(bundled_tokenizer(), bundled_tokenizer().vocab_size)
 BREAK = list(TOKENS.ending[TOKENS.ending.index(TOKENS.close) + 1 :])
@@ -135,17 +135,7 @@ def test_batches_faults_and_preemption_change_no_answer(seed, monkeypatch):
     rng = random.Random(seed)
     if rng.random() < 0.3:
         monkeypatch.setattr(host_dependent, "FEWEST_FORCED", 1 << 30)
-    swaps = rng.random() < 0.5
-    setup = thinking_setup(
-        block_size=rng.choice([8, 16]),
-        num_blocks=rng.choice([16, 200]),
-        max_num_batched_tokens=rng.choice([8, 32]),
-        preemption_mode="swap" if swaps else "recompute",
-        num_host_blocks=8 if swaps else 0,
-        max_num_seqs=4,
-    )
-    fails = rng.choice(["fail_launches", "fail_samples", "fail_fetches"])
-    getattr(setup.runner, fails).add(rng.randrange(30))
+    setup = troubled_setup(rng, thinking_setup)
     wanted = {}
     for i in range(rng.randint(1, 6)):
         grammar = {"json": rng.choice(SCHEMAS + FIXED_KEYS)}

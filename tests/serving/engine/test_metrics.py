@@ -6,9 +6,8 @@ import json
 
 import pytest
 
-from jaxinfer import AsyncLLM
 from jaxinfer.serving.engine.metrics import Counter, Gauge, Histogram, histogram
-from tests.serving.small_llm import CONFIG, GREEDY, small_llm, small_params
+from tests.serving.small_llm import GREEDY, small_async_llm, small_llm
 
 
 def values(metrics):
@@ -79,13 +78,7 @@ def test_an_engine_short_of_blocks_counts_preemptions_and_waiting_requests():
 
 def test_an_asynchronous_engine_has_the_same():
     async def main():
-        async with AsyncLLM(
-            params=small_params(),
-            config=CONFIG,
-            max_model_len=64,
-            num_kv_blocks=65,
-            show_progress=False,
-        ) as engine:
+        async with small_async_llm() as engine:
             return values(await engine.get_metrics())
 
     assert asyncio.run(main())["generation_tokens",] == 0

@@ -13,6 +13,7 @@ from jaxinfer.sampling_params import SamplingParams
 from jaxinfer.serving.replicas.group import ReplicaGroup
 from jaxinfer.serving.replicas.started_replica import StartedReplica
 from jaxinfer.testing.fake_runner import continuation
+from tests.serving.engine.running import run_engine
 from tests.serving.engine.test_engine import VOCAB, Setup, new_request
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=5, ignore_eos=True)
@@ -43,15 +44,8 @@ class Group:
         options = {"kind": "final"} | options
         self.engine.add(new_request(token_ids, params, key=name, **options))
 
-    def run(self, max_steps=5000):
-        outputs = []
-        for _ in range(max_steps):
-            if not self.engine.has_unfinished:
-                break
-            self.engine.step()
-            outputs += self.engine.take_outputs()
-        assert not self.engine.has_unfinished
-        return {output.request_id: output for output in outputs}
+    def run(self):
+        return {output.request_id: output for output in run_engine(self.engine)}
 
     def owners(self):
         """How many requests each replica was given so far and has not ended."""

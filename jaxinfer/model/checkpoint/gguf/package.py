@@ -1,11 +1,9 @@
-"""Calls gguf, the optional package that knows GGUF's types; its absence is one clear error."""
+"""Calls gguf, the optional package that knows GGUF's types."""
 
 import functools
 from typing import Any
 
-from jaxinfer.errors import MissingPackageError
-
-_MISSING = "GGUF files need the package gguf (pip install 'jaxinfer[gguf]')"
+from jaxinfer.optional import import_optional
 
 
 @functools.cache
@@ -15,9 +13,6 @@ def gguf() -> Any:
     Raises:
         MissingPackageError: it is not installed.
     """
-    try:
-        import gguf as package  # pyright: ignore[reportMissingImports]
-        import gguf.quants  # pyright: ignore[reportMissingImports]
-    except ImportError as error:
-        raise MissingPackageError(_MISSING, name="gguf") from error
+    for module in ("gguf.quants", "gguf"):
+        package = import_optional(module, needed_by="a GGUF file", install="jaxinfer[gguf]")
     return package

@@ -39,7 +39,6 @@ def _check_bool(value: Any) -> Any:
     return value
 
 
-OnlyTrue = Annotated[Literal[True] | None, BeforeValidator(_check_bool)]
 OnlyFalse = Annotated[Literal[False] | None, BeforeValidator(_check_bool)]
 Refused = Annotated[None, Field(description="Not supported: any value but null is refused.")]
 Ignored = Annotated[Any, Field(description="Accepted, and without effect.")]

@@ -1,4 +1,4 @@
-"""Probes and counts: `/health`, `/ready`, `/version`, `/load`, `/metrics`, `/v1/models`."""
+"""Probes and counts: `/health`, `/ready`, `/version`, `/load`, `/metrics`."""
 
 from fastapi import APIRouter
 from starlette.requests import Request
@@ -8,8 +8,8 @@ from jaxinfer import __version__
 from jaxinfer.errors import EngineRestartingError, JaxinferError
 from jaxinfer.server.openai.answering.json_answer import json_answer
 from jaxinfer.server.openai.errors import ApiError
-from jaxinfer.server.openai.front import Front, front_of
-from jaxinfer.server.openai.protocol.answers import Load, ModelCard, ModelList, Version
+from jaxinfer.server.openai.front import front_of
+from jaxinfer.server.openai.protocol.answers import Load, Version
 from jaxinfer.server.openai.route import ApiRoute
 
 router = APIRouter(route_class=ApiRoute)
@@ -49,31 +49,3 @@ async def metrics(request: Request) -> Response:
     front = front_of(request)
     text = front.telemetry.render(await front.engine_metrics.get())
     return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
-
-
-@router.get("/v1/models", response_model=None, responses={200: {"model": ModelList}})
-async def models(request: Request) -> Response:
-    """The names under which the model is served."""
-    front = front_of(request)
-    cards = [_card(name, front) for name in front.settings.served_model_names]
-    return json_answer({"object": "list", "data": cards})
-
-
-@router.get("/v1/models/{name:path}", response_model=None, responses={200: {"model": ModelCard}})
-async def model(name: str, request: Request) -> Response:
-    """One served name of the model."""
-    front = front_of(request)
-    front.check_model(name)
-    return json_answer(_card(name, front))
-
-
-def _card(name: str, front: Front) -> ModelCard:
-    return {
-        "id": name,
-        "object": "model",
-        "created": front.started,
-        "owned_by": "jaxinfer",
-        "root": front.settings.model_name,
-        "parent": None,
-        "max_model_len": front.engine.max_model_len,
-    }

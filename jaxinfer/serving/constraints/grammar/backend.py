@@ -1,4 +1,4 @@
-"""Calls llguidance, the optional grammar library; its absence is one clear error."""
+"""Calls llguidance, the optional grammar library."""
 
 import functools
 from collections.abc import Sequence
@@ -7,9 +7,8 @@ from typing import Any
 import numpy as np
 
 from jaxinfer.cores import usable_cores
-from jaxinfer.errors import MissingPackageError
+from jaxinfer.optional import import_optional
 
-_MISSING = "structured_outputs needs the package llguidance (pip install 'jaxinfer[guided]')"
 _MOST_THREADS = 16  # 64 rows don't keep more of them busy
 
 
@@ -20,12 +19,9 @@ def llguidance() -> Any:
     Raises:
         MissingPackageError: it is not installed.
     """
-    try:
-        import llguidance as library
-        import llguidance.numpy
-    except ImportError as error:
-        raise MissingPackageError(_MISSING, name="llguidance") from error
-    return library
+    user, extra = "structured_outputs", "jaxinfer[guided]"
+    import_optional("llguidance.numpy", needed_by=user, install=extra)
+    return import_optional("llguidance", needed_by=user, install=extra)
 
 
 def fill_masks(states: Sequence[tuple[Any, int]], allowed: np.ndarray) -> None:

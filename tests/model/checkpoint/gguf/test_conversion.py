@@ -17,7 +17,7 @@ from jaxinfer.model.checkpoint.gguf.tensors import read_values, rotated_by_halve
 from jaxinfer.model.rope_scaling import Llama3RopeScaling
 from jaxinfer.model.text.tokenizer import Tokenizer
 from tests.model.checkpoint.gguf import files
-from tests.model.test_qwen3_against_transformers import our_logits, reference_logits
+from tests.model.reference import our_logits, reference_logits
 
 VARIANTS = {
     "llama": ("Llama", {}),
