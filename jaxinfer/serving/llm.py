@@ -294,18 +294,19 @@ class LLM(Door):
                 may not fit `pad_to`. Nothing has been run.
             StepError: prompts failed; tells how many, and why the first did.
         """
-        driver = self._handle.driver
+        self._handle.check_open()
         (given,) = self._arguments.params(params, 1)
-        requests = self._arguments.several(prompts, own := rollout_params(given, n))
+        own = rollout_params(given, n)
+        tokens = self._arguments.token_prompts(prompts, own)
         ends = self._handle.end_token_ids.union(own.stop_token_ids or ())
         size = self.model_config.vocab_size
         return run_rollouts(
-            driver,
-            requests,
+            functools.partial(self.generate, use_tqdm=use_tqdm),
+            tokens,
+            own,
             pad_token_id=choose_pad(pad_token_id, ends, size, self.tokenizer),
             pad_to=pad_to,
             device=device,
-            use_tqdm=use_tqdm,
             allow_errors=allow_errors,
         )
 
