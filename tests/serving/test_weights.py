@@ -36,3 +36,20 @@ def test_an_asynchronous_engine_has_the_same_part():
             return engine.weights.version
 
     assert asyncio.run(main()) == 1
+
+
+def test_leaves_that_are_missing_are_named_with_the_fix():
+    params = small_params()
+    layer = {"layers": {"0": params["model"]["layers"]["0"]}}
+    with small_llm() as llm:
+        for given in ({"model": {}}, {}, {"model": {"layers": {}}}):
+            with pytest.raises(ValueError, match="params lack lm_head") as caught:
+                llm.update_params(given)
+            assert str(caught.value) == (
+                "params lack lm_head, which must be float32[512, 32], and 24 more of 25 arrays: "
+                "model.embed_tokens, model.layers.0.input_layernorm, ...; give all of them, or "
+                "mapping=ParamsMapping(...) from the names that they have"
+            )
+        with pytest.raises(ValueError, match=r"layers\.1\.input_layernorm, .* and 10 more of 25"):
+            llm.update_params({**params, "model": {**params["model"], **layer}})
+        assert llm.weights.version == 0
