@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from jaxinfer.config import EngineConfig
-from jaxinfer.inputs import TokensPrompt
 from jaxinfer.sampling_params import SamplingParams
 from jaxinfer.serving.parsers.answer_format import AnswerFormat
 from jaxinfer.serving.requests.new_request import NewRequest, Prompt, wanted_outputs
@@ -90,16 +89,6 @@ class CallArguments:
         return [
             NewRequest(prompt=prompt, params=entry, kind=wanted_outputs(entry), priority=priority)
             for prompt, entry, priority in each
-        ]
-
-    def token_prompts(self, prompts: Any, params: SamplingParams) -> list[TokensPrompt]:
-        """The prompts of a call by their token ids, checked and cut as by `several`."""
-        read = [request.prompt for request in self.several(prompts, params)]
-        return [
-            TokensPrompt(prompt_token_ids=prompt.token_ids)
-            if prompt.cache_salt is None
-            else TokensPrompt(prompt_token_ids=prompt.token_ids, cache_salt=prompt.cache_salt)
-            for prompt in read
         ]
 
     def _read(

@@ -13,6 +13,7 @@ from jax.sharding import Mesh
 
 from jaxinfer.beam_search import BeamSearchOutput, BeamSearchParams
 from jaxinfer.decisions import Decision
+from jaxinfer.inputs import tokens_prompt
 from jaxinfer.model.config import ModelConfig
 from jaxinfer.model.sharding import ShardingRules
 from jaxinfer.model.text.tokenizer import Tokenizer
@@ -297,12 +298,12 @@ class LLM(Door):
         self._handle.check_open()
         (given,) = self._arguments.params(params, 1)
         own = rollout_params(given, n)
-        tokens = self._arguments.token_prompts(prompts, own)
+        read = [request.prompt for request in self._arguments.several(prompts, own)]
         ends = self._handle.end_token_ids.union(own.stop_token_ids or ())
         size = self.model_config.vocab_size
         return run_rollouts(
             functools.partial(self.generate, use_tqdm=use_tqdm),
-            tokens,
+            [tokens_prompt(each.token_ids, each.cache_salt) for each in read],
             own,
             pad_token_id=choose_pad(pad_token_id, ends, size, self.tokenizer),
             pad_to=pad_to,
@@ -488,10 +489,7 @@ class LLM(Door):
         return self._handle.driver.by_hand.step()
 
     def update_params(
-        self,
-        params: Any,
-        mapping: ParamsMapping | None = None,
-        in_flight: InFlightPolicy = "keep",
+        self, params: Any, mapping: ParamsMapping | None = None, in_flight: InFlightPolicy = "keep"
     ) -> None:
         """Swap the weights between two steps: see `Weights.update`."""
         self.weights.update(params, mapping, in_flight)
@@ -573,9 +571,8 @@ class LLM(Door):
         self._handle.check_open()
         if (engine := self._handle.following_engine) is None:
             raise RuntimeError("follow() is for processes other than 0: this one takes requests")
-        given = new_params
         with self._handle.settings.held():
-            engine.follow(None if given is None else lambda: self.weights.checked(given(), mapping))
+            engine.follow(self.weights.maker(new_params, mapping))
 
     def close(self) -> None:
         """Abort everything, end the engine's thread, free the device memory. Safe to repeat."""

@@ -54,7 +54,18 @@ class Weights:
         """`update`, without blocking the event loop."""
         await self._handle.driver.call_async(self._swap(params, mapping, in_flight))
 
-    def checked(self, tree: Any, mapping: ParamsMapping | None) -> Any:
+    def maker(
+        self, given: Callable[[], Any] | None, mapping: ParamsMapping | None
+    ) -> Callable[[], Any] | None:
+        """What makes the parameters of each update, checked, for `Follower.follow`.
+
+        Args:
+            given: returns a trainer's; None if there are none.
+            mapping: of these.
+        """
+        return None if given is None else lambda: self._checked(given(), mapping)
+
+    def _checked(self, tree: Any, mapping: ParamsMapping | None) -> Any:
         """A trainer's parameters as `Steppable.update_params` takes them.
 
         Raises:
@@ -81,5 +92,5 @@ class Weights:
         """The action that swaps weights in the engine's thread; raises as `update`, at once."""
         driver = self._handle.driver
         check_in_flight(in_flight)
-        params = self.checked(tree, mapping)
+        params = self._checked(tree, mapping)
         return lambda: driver.pauses.update_params(params, in_flight)
