@@ -192,6 +192,7 @@ def test_an_engine_reads_the_files_of_its_directory(tmp_path):
             llm.embed("a kite")
 
 
+@pytest.mark.slow
 def test_files_without_a_head_say_how_their_vectors_are_had(tmp_path):
     save_params(small_params(), CONFIG, tmp_path)
     file = tmp_path / "model.safetensors"
