@@ -28,3 +28,10 @@ class TokensPrompt(TypedDict):
     prompt_token_ids: Sequence[int]
     prompt: NotRequired[str]
     cache_salt: NotRequired[str]
+
+
+def tokens_prompt(token_ids: Sequence[int], cache_salt: str | None) -> TokensPrompt:
+    """A prompt of token ids; without a salt if that is None."""
+    if cache_salt is None:
+        return TokensPrompt(prompt_token_ids=token_ids)
+    return TokensPrompt(prompt_token_ids=token_ids, cache_salt=cache_salt)

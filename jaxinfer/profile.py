@@ -5,6 +5,7 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from jaxinfer.cli.flags.engine import engine_arguments
 from jaxinfer.cli.flags.process import process_arguments
 from jaxinfer.cli.flags.profile import build_parser, profile_schedule
 from jaxinfer.cli.process import OK, end_process, run_command
@@ -22,6 +23,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.error("--model and --model-shape exclude each other")
     if process_arguments(arguments):
         parser.error("a profile is of one process; leave the flags of several hosts out")
+    if engine_arguments(arguments).get("eager"):
+        parser.error("a profile is of compiled steps, and --eager compiles none; leave it out")
     return run_command("profile", lambda: _run(arguments, argv))
 
 

@@ -1,6 +1,7 @@
 """A progress bar on stderr whose failures end the bar, never the work that it counts."""
 
 import contextlib
+import functools
 import time
 from collections.abc import Callable, Iterator
 from types import TracebackType
@@ -16,7 +17,8 @@ class ProgressBar:
     the bar disappears and nothing else happens.
 
     Args:
-        total: number of units of work; None if `advance_to` will give it.
+        total: number of units of work; None if `advance_to` will give it: until then nothing is
+            shown, since the work may fail before it is measured.
         description: stands before the bar.
         enabled: False shows nothing.
         unit: the noun for what is counted, such as "request".
@@ -37,17 +39,19 @@ class ProgressBar:
     ) -> None:
         self._start = time.perf_counter()
         self._bar: Any = None
+        self._show: Callable[..., Any] | None = None
         if make is not None:
             self._bar = make(total=total, desc=description)  # what it raises is the caller's
         elif enabled:
-            with self._ending_on_failure():
-                self._bar = _Bar(
-                    total=total,
-                    desc=description,
-                    unit=unit,
-                    unit_scale=unit_scale,
-                    miniters=1,  # or tqdm's own thread would write, too, and raise there
-                )
+            self._show = functools.partial(
+                _Bar,
+                desc=description,
+                unit=unit,
+                unit_scale=unit_scale,
+                miniters=1,  # or tqdm's own thread would write, too, and raise there
+            )
+            if total is not None:
+                self._begin(total)
 
     @property
     def elapsed(self) -> float:
@@ -62,6 +66,7 @@ class ProgressBar:
 
     def advance_to(self, done: int, total: int) -> None:
         """Count up to `done` of `total`, for work whose size is known late."""
+        self._begin(total)
         with self._ending_on_failure():
             if self._bar is not None:
                 self._bar.total = total
@@ -87,6 +92,14 @@ class ProgressBar:
         with self._ending_on_failure():
             if self._bar is not None:
                 self._bar.close()
+
+    def _begin(self, total: int) -> None:
+        """Show the bar, unless it was shown."""
+        show, self._show = self._show, None
+        with self._ending_on_failure():
+            if show is not None:
+                self._bar = show(total=total)
+                self._bar.start_t -= self.elapsed
 
     @contextlib.contextmanager
     def _ending_on_failure(self) -> Iterator[None]:

@@ -85,7 +85,7 @@ def test_mistakes_give_one_line_and_write_nothing(source, tmp_path, capfd):
         ([str(source), str(tmp_path / "full")], "exists and is not an empty directory"),
         ([str(source), str(tmp_path / "full" / "file")], "exists and is not an empty directory"),
     ):
-        assert main([*arguments, "--quiet"]) == 1
+        assert main(arguments) == 1
         error = capfd.readouterr().err
         assert error.startswith("jaxinfer convert: error: ")
         assert error.count("\n") == 1

@@ -148,6 +148,13 @@ def test_the_loop_knows_constraints_by_their_protocol_alone(room):
     assert {line.split()[-1] for line in found} <= {"jaxinfer.serving.constraints.constraint"}
 
 
+def test_rollouts_know_no_engine():
+    """A door's `generate` is given to them."""
+    modules = {module: each for module, each in _graph().items() if _room(module) == "rollouts"}
+    assert len(modules) > 3
+    assert not {m for imported in modules.values() for m in imported if "serving" in m}
+
+
 def test_every_module_is_in_a_room():
     assert set(map(_room, _graph())) == set(ROOMS)
 

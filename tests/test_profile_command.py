@@ -51,6 +51,13 @@ def test_a_schedule_that_makes_no_sense_is_one_line(flags, message, tmp_path, ca
     assert not (tmp_path / "p").exists()
 
 
+def test_an_eager_engine_has_no_steps_to_profile(tmp_path, capsys):
+    assert dispatch(["profile", "--output", str(tmp_path / "p"), "--eager"]) == 2
+    said = "a profile is of compiled steps, and --eager compiles none; leave it out"
+    assert said in capsys.readouterr().err
+    assert not (tmp_path / "p").exists()
+
+
 def test_a_directory_that_cannot_be_written_is_one_line(tmp_path, capsys):
     (tmp_path / "file").write_text("")
     assert dispatch(["profile", "--output", str(tmp_path / "file" / "below")]) == 1

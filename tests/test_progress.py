@@ -64,6 +64,15 @@ def test_a_disabled_bar_shows_nothing_and_tells_the_time(capsys):
     assert not capsys.readouterr().err
 
 
+def test_work_that_fails_before_its_size_is_known_shows_no_bar(capsys):
+    with (
+        pytest.raises(OSError, match="no file"),
+        ProgressBar(None, "Reading", enabled=True, unit="B", unit_scale=True),
+    ):
+        raise OSError("no file")
+    assert not capsys.readouterr().err
+
+
 def test_work_of_unknown_size_says_how_much_it_is(capsys):
     with ProgressBar(None, "Reading", enabled=True, unit="B", unit_scale=True) as bar:
         bar.advance_to(2_000, 8_000)

@@ -10,16 +10,16 @@ import jax
 import numpy as np
 
 from jaxinfer.errors import StepError
+from jaxinfer.inputs import TokensPrompt
 from jaxinfer.logprobs import ChosenLogprobs
 from jaxinfer.model.text.tokenizer import Tokenizer
 from jaxinfer.outputs import CompletionOutput, RequestOutput
 from jaxinfer.rollouts.arrays import FinishCode, Rollouts
 from jaxinfer.sampling_params import SamplingParams
-from jaxinfer.serving.driver.blocking_calls import run_requests
-from jaxinfer.serving.driver.driver import Driver
-from jaxinfer.serving.requests.new_request import NewRequest
 
 logger = logging.getLogger("jaxinfer")
+
+Generate = Callable[[Sequence[TokensPrompt], SamplingParams], list[RequestOutput]]
 
 
 def rollout_params(params: SamplingParams, n: int | None) -> SamplingParams:
@@ -67,18 +67,26 @@ def choose_pad(
 
 
 def run_rollouts(
-    driver: Driver,
-    requests: Sequence[NewRequest],
+    generate: Generate,
+    prompts: Sequence[TokensPrompt],
+    params: SamplingParams,
     *,
     pad_token_id: int,
     pad_to: tuple[int, int] | None,
     device: Any,
-    use_tqdm: bool | Callable[..., Any],
     allow_errors: bool,
 ) -> Rollouts:
-    """Run requests made with `rollout_params` and gather their results; see `LLM.rollout`."""
-    check_widths(requests, pad_to)
-    outputs = run_requests(driver, requests, use_tqdm=use_tqdm)
+    """Complete prompts and gather their tokens; see `LLM.rollout`.
+
+    Args:
+        generate: `LLM.generate`, or what completes prompts of token ids as it does.
+        prompts: cut to what the model takes.
+        params: of `rollout_params`.
+        pad_token_id: of `choose_pad`.
+        pad_to: as of `LLM.rollout`, like the last two.
+    """
+    check_widths(prompts, params, pad_to)
+    outputs = generate(prompts, params)
     if not allow_errors:
         check_outputs(outputs)
     rollouts = to_rollouts(outputs, pad_token_id=pad_token_id, pad_to=pad_to)
@@ -91,7 +99,9 @@ def run_rollouts(
     return rollouts if device is None else jax.device_put(rollouts, device)
 
 
-def check_widths(requests: Sequence[NewRequest], pad_to: tuple[int, int] | None) -> None:
+def check_widths(
+    prompts: Sequence[TokensPrompt], params: SamplingParams, pad_to: tuple[int, int] | None
+) -> None:
     """Check, before anything runs, that all prompts and completions will fit the widths.
 
     Raises:
@@ -102,15 +112,14 @@ def check_widths(requests: Sequence[NewRequest], pad_to: tuple[int, int] | None)
         return
     if not isinstance(pad_to, tuple) or [type(width) for width in pad_to] != [int, int]:
         raise TypeError(f"pad_to must be (prompt width, completion width), got {pad_to!r}")
-    for i, request in enumerate(requests):
-        if (length := len(request.prompt.token_ids)) > pad_to[0]:
+    for i, prompt in enumerate(prompts):
+        if (length := len(prompt["prompt_token_ids"])) > pad_to[0]:
             raise ValueError(f"prompts[{i}] has {length} tokens; pad_to has room for {pad_to[0]}")
-        most = request.params.max_tokens
-        if most is None or most > pad_to[1]:
-            raise ValueError(
-                f"max_tokens is {most}, but pad_to has room for completions of {pad_to[1]}; lower "
-                "max_tokens, or raise pad_to[1]"
-            )
+    if params.max_tokens is None or params.max_tokens > pad_to[1]:
+        raise ValueError(
+            f"max_tokens is {params.max_tokens}, but pad_to has room for completions of "
+            f"{pad_to[1]}; lower max_tokens, or raise pad_to[1]"
+        )
 
 
 def check_outputs(outputs: Sequence[RequestOutput]) -> None:

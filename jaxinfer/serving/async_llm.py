@@ -4,7 +4,7 @@ import asyncio
 import os
 from collections.abc import AsyncGenerator, Iterable, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from jaxinfer.errors import JaxinferError
 from jaxinfer.model.text.tokenizer import Tokenizer
@@ -14,11 +14,11 @@ from jaxinfer.sampling_params import SamplingParams
 from jaxinfer.serving.async_embedding import embed_all
 from jaxinfer.serving.door import Door
 from jaxinfer.serving.driver.async_stream import stream_request_async
+from jaxinfer.serving.driver.pauses import InFlightPolicy
 from jaxinfer.serving.driver.sleep import check_level, check_mode
 from jaxinfer.serving.driver.sleep_state import PauseMode, SleepTag
 from jaxinfer.serving.engine.metrics import Metric
 from jaxinfer.serving.handle_start import start_handle
-from jaxinfer.serving.new_params import params_update
 from jaxinfer.serving.parsers.answer_format import AnswerFormat
 
 
@@ -161,11 +161,10 @@ class AsyncLLM(Door):
         self,
         params: Any,
         mapping: ParamsMapping | None = None,
-        in_flight: Literal["keep", "wait", "abort"] = "keep",
+        in_flight: InFlightPolicy = "keep",
     ) -> None:
-        """Swap the weights between two steps: see `LLM.update_params`."""
-        handle = self._handle
-        await handle.driver.call_async(params_update(handle, params, mapping, in_flight))
+        """Swap the weights between two steps: see `Weights.update`."""
+        await self.weights.update_async(params, mapping, in_flight)
 
     async def reset_prefix_cache(self) -> bool:
         """Empty the prefix cache; running requests go on with their blocks. True, as in vLLM."""

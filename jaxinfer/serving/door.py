@@ -10,6 +10,7 @@ from jaxinfer.model.text.tokenizer import Tokenizer
 from jaxinfer.sampling_params import SamplingParams
 from jaxinfer.serving.embedding_model import EmbeddingModel, read_embedding_model
 from jaxinfer.serving.handle import Handle
+from jaxinfer.serving.weights import Weights
 from jaxinfer.startup_report import StartupReport, StartUpTimes
 
 
@@ -18,10 +19,14 @@ class Door:
 
     Args:
         handle: of the engine.
+
+    Attributes:
+        weights: swaps the weights.
     """
 
     def __init__(self, handle: Handle) -> None:
         self._handle = handle
+        self.weights = Weights(handle)
 
     def __getattr__(self, name: str) -> Any:
         """Say what to write in place of what only vLLM's class has."""
@@ -66,7 +71,7 @@ class Door:
     @property
     def weight_version(self) -> int:
         """How often `update_params` has swapped the weights."""
-        return self._handle.weight_version
+        return self.weights.version
 
     @property
     def report(self) -> StartupReport:

@@ -13,7 +13,7 @@ from jaxinfer.rollouts.conversion import MappedParams
 from jaxinfer.rollouts.mapping import ParamsMapping, check_mapping, quantizing_mapping
 from jaxinfer.rollouts.trees import leaves_by_path, nested
 from jaxinfer.serving.compile.jax_settings import JaxSettings
-from jaxinfer.serving.driver.driver import wait_for_closing
+from jaxinfer.serving.driver.live_drivers import wait_for_closing
 from jaxinfer.serving.handle import Handle
 from jaxinfer.serving.processes.start import start_processes
 from jaxinfer.serving.sampling.sampler import CustomSampler, LogitsProcessor

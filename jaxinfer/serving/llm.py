@@ -7,12 +7,13 @@ import os
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from jax.sharding import Mesh
 
 from jaxinfer.beam_search import BeamSearchOutput, BeamSearchParams
 from jaxinfer.decisions import Decision
+from jaxinfer.inputs import tokens_prompt
 from jaxinfer.model.config import ModelConfig
 from jaxinfer.model.sharding import ShardingRules
 from jaxinfer.model.text.tokenizer import Tokenizer
@@ -32,14 +33,13 @@ from jaxinfer.serving.door import Door
 from jaxinfer.serving.driver.async_stream import stream_request_async
 from jaxinfer.serving.driver.blocking_calls import run_requests
 from jaxinfer.serving.driver.blocking_stream import stream_request
+from jaxinfer.serving.driver.pauses import InFlightPolicy
 from jaxinfer.serving.driver.sleep_state import PauseMode, SleepTag
 from jaxinfer.serving.embedding import embedding_output, embedding_requests
 from jaxinfer.serving.engine.metrics import Metric
 from jaxinfer.serving.handle_start import start_handle
 from jaxinfer.serving.judge import Judge
 from jaxinfer.serving.memory_handover import MemoryHandover
-from jaxinfer.serving.new_params import new_params as checked_params
-from jaxinfer.serving.new_params import params_update
 from jaxinfer.serving.profiles import Profiles
 from jaxinfer.serving.requests.new_request import NewRequest
 from jaxinfer.serving.sampling.sampler import CustomSampler, LogitsProcessor
@@ -81,6 +81,7 @@ class LLM(Door):
 
     Attributes:
         profiles: records what the engine does.
+        weights: swaps the weights.
         handover: pauses the engine, and gives its devices' memory to others.
         judge: chooses between labels, and ranks documents.
 
@@ -294,18 +295,19 @@ class LLM(Door):
                 may not fit `pad_to`. Nothing has been run.
             StepError: prompts failed; tells how many, and why the first did.
         """
-        driver = self._handle.driver
+        self._handle.check_open()
         (given,) = self._arguments.params(params, 1)
-        requests = self._arguments.several(prompts, own := rollout_params(given, n))
+        own = rollout_params(given, n)
+        read = [request.prompt for request in self._arguments.several(prompts, own)]
         ends = self._handle.end_token_ids.union(own.stop_token_ids or ())
         size = self.model_config.vocab_size
         return run_rollouts(
-            driver,
-            requests,
+            functools.partial(self.generate, use_tqdm=use_tqdm),
+            [tokens_prompt(each.token_ids, each.cache_salt) for each in read],
+            own,
             pad_token_id=choose_pad(pad_token_id, ends, size, self.tokenizer),
             pad_to=pad_to,
             device=device,
-            use_tqdm=use_tqdm,
             allow_errors=allow_errors,
         )
 
@@ -487,29 +489,10 @@ class LLM(Door):
         return self._handle.driver.by_hand.step()
 
     def update_params(
-        self,
-        params: Any,
-        mapping: ParamsMapping | None = None,
-        in_flight: Literal["keep", "wait", "abort"] = "keep",
+        self, params: Any, mapping: ParamsMapping | None = None, in_flight: InFlightPolicy = "keep"
     ) -> None:
-        """Swap the weights between two steps; the prefix cache forgets everything.
-
-        Args:
-            params: any tree, as in `LLM`. Without a mapping its arrays must lie as the steps need
-                them; they are used as they are and stay the caller's: the engine never donates
-                them, and they must not be deleted while it uses them.
-            mapping: copies them, in one program, into arrays of the engine's own, in the memory of
-                its last ones if these were its own, too. The caller's are free afterwards.
-            in_flight: running requests go on with the new weights and the keys and values that they
-                have ("keep"), end before ("wait"), or end at once with the reason "abort".
-
-        Raises:
-            ValueError: names the first path, shape, dtype or sharding that differs. Nothing has
-                changed.
-            TypeError: a leaf is no array.
-            StepError: the device failed while it wrote; the engine is dead.
-        """
-        self._handle.driver.call(params_update(self._handle, params, mapping, in_flight))
+        """Swap the weights between two steps: see `Weights.update`."""
+        self.weights.update(params, mapping, in_flight)
 
     def pause(self, mode: PauseMode = "abort", *, refuse: bool = False) -> None:
         """Run no step until `resume`: see `MemoryHandover.pause`."""
@@ -588,12 +571,8 @@ class LLM(Door):
         self._handle.check_open()
         if (engine := self._handle.following_engine) is None:
             raise RuntimeError("follow() is for processes other than 0: this one takes requests")
-        handle = self._handle
-        given = new_params
-        with handle.settings.held():
-            engine.follow(
-                None if given is None else lambda: checked_params(handle, given(), mapping)
-            )
+        with self._handle.settings.held():
+            engine.follow(self.weights.maker(new_params, mapping))
 
     def close(self) -> None:
         """Abort everything, end the engine's thread, free the device memory. Safe to repeat."""

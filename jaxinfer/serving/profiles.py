@@ -41,14 +41,19 @@ class Profiles:
                 records everything, Python's calls included, and makes no report.
 
         Raises:
-            TypeError, ValueError: it is no directory that can be written to, or there are several
-                replicas and a schedule.
+            TypeError, ValueError: it is no directory that can be written to, or with a schedule
+                there are several replicas, or the engine is eager.
             RuntimeError: a recording is running; JAX allows one a process.
         """
         handle = self._handle
         if schedule is None:
             handle.driver.call(lambda: handle.profiler.start(directory))
             return
+        if handle.config.eager:
+            raise ValueError(
+                "a report is of compiled steps, and eager=True compiles none: leave it out, or "
+                "record by start_profile(directory) without a schedule"
+            )
         replicas, facts = handle.loaded.replicas, _facts(handle)
         handle.driver.call(
             lambda: handle.profiler.start_steps(directory, schedule, replicas, facts)

@@ -8,9 +8,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxinfer import FinishCode, Rollouts, SamplingParams
 from jaxinfer.errors import StepError
-from jaxinfer.rollouts import rollout
 from jaxinfer.rollouts.rollout import choose_pad, rollout_params
-from jaxinfer.serving.driver.blocking_calls import run_requests
 from tests.rollouts import trainers
 from tests.serving.small_llm import CONFIG, PROMPTS, reference_logprobs, small_llm
 
@@ -164,15 +162,17 @@ def test_rows_that_failed_have_no_tokens(llm):
 def test_prompts_that_failed_are_an_error_unless_their_rows_may_be_masked(
     llm, rollouts, monkeypatch, failing
 ):
-    def spoil(driver, requests, **options):
-        outputs = run_requests(driver, requests, **options)
+    generate = llm.generate
+
+    def spoil(*arguments, **options):
+        outputs = generate(*arguments, **options)
         for i in failing:
             outputs[i].error, outputs[i].cause = f"cause {i}", ArithmeticError()
             for completion in outputs[i].outputs:
                 completion.finish_reason, completion.logprobs = "error", None
         return outputs
 
-    monkeypatch.setattr(rollout, "run_requests", spoil)
+    monkeypatch.setattr(llm, "generate", spoil)
     first = failing[0]
     named = f"{len(failing)} of 3 prompts failed; the first, prompts.{first}.: cause {first};"
     with pytest.raises(StepError, match=f"{named} give allow_errors=True") as caught:

@@ -73,3 +73,12 @@ def test_several_devices_are_refused():
 def test_it_excludes_compiling_ahead():
     with pytest.raises(ValueError, match="exclude each other"):
         small_llm(eager=True, compile_ahead=True)
+
+
+def test_a_report_of_steps_that_are_not_compiled_is_refused_before_anything_runs(tmp_path):
+    with small_llm(eager=True) as llm:
+        with pytest.raises(ValueError, match=r"eager=True compiles none: leave it out, or record"):
+            llm.generate(PROMPTS, MIXED, profile=tmp_path)
+        assert not llm.has_unfinished_requests()
+        llm.start_profile(tmp_path / "host")  # the refused one is not being recorded
+        assert llm.stop_profile() is None

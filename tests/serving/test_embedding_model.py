@@ -5,14 +5,15 @@ import shutil
 
 import numpy as np
 import pytest
+from safetensors.numpy import load_file, save_file
 
-from jaxinfer import LLM
+from jaxinfer import LLM, save_params
 from jaxinfer.errors import ModelLoadError
 from jaxinfer.model.checkpoint.hub import BUNDLED_MODEL
 from jaxinfer.model.text.tokenizer import Tokenizer
 from jaxinfer.serving.embedding_model import EmbeddingModel, read_embedding_model
 from tests.model.text.small_tokenizer import write_tokenizer
-from tests.serving.small_llm import CONFIG, PROMPTS, small_llm
+from tests.serving.small_llm import CONFIG, PROMPTS, small_llm, small_params
 
 SIZE = CONFIG.hidden_size
 TYPES = "sentence_transformers.models."
@@ -189,3 +190,22 @@ def test_an_engine_reads_the_files_of_its_directory(tmp_path):
         assert llm.generate("a kite", use_tqdm=False)[0].outputs[0].token_ids
         with pytest.raises(ValueError, match="pools by mean_tokens"):
             llm.embed("a kite")
+
+
+@pytest.mark.slow
+def test_files_without_a_head_say_how_their_vectors_are_had(tmp_path):
+    save_params(small_params(), CONFIG, tmp_path)
+    file = tmp_path / "model.safetensors"
+    tensors = load_file(file)
+    del tensors["lm_head.weight"]
+    save_file({name.removeprefix("model."): each for name, each in tensors.items()}, file)
+    options = {"skip_tokenizer_init": True, "max_model_len": 64, "num_kv_blocks": 65}
+    options |= {"compile_ahead": False, "show_progress": False}
+    said = "first is 'lm_head.weight', the head, .* hf_overrides={\"tie_word_embeddings\": True}"
+    with pytest.raises(ModelLoadError, match=said):
+        LLM(tmp_path, **options)
+    with small_llm() as whole:
+        (wanted,) = whole.embed([PROMPTS[0]])
+    with LLM(tmp_path, **options, hf_overrides={"tie_word_embeddings": True}) as llm:
+        (found,) = llm.embed([PROMPTS[0]])
+    np.testing.assert_allclose(found.embedding, wanted.embedding, atol=1e-6)

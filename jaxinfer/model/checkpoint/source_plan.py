@@ -16,6 +16,11 @@ from jaxinfer.errors import ModelLoadError
 
 FLOATS = ("float32", "bfloat16", "float16")
 _BACKBONE = "model."
+_HEAD = "lm_head."
+_NO_HEAD = (
+    ", the head, though config.json does not tie it to the embedding. Files of a model for vectors "
+    'have none, and vectors read none: for these, give hf_overrides={"tie_word_embeddings": True}'
+)
 
 Shape = tuple[int, ...]
 
@@ -114,6 +119,7 @@ def check_plan(plan: SourcePlan, entries: Mapping[str, Any], directory: Path) ->
     if missing:
         raise ModelLoadError(
             f"{directory}: {len(missing)} tensors are missing, the first is {missing[0]!r}"
+            + (_NO_HEAD if all(name.startswith(_HEAD) for name in missing) else "")
         )
     for name, entry in entries.items():
         # A tied model's file may repeat the embedding as lm_head; old ones store RoPE's constants.

@@ -1,6 +1,7 @@
 """A thread that owns an object: other threads post actions on it, which run in order."""
 
 import contextlib
+import functools
 import logging
 import queue
 import threading
@@ -9,6 +10,7 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 Action = Callable[[], Any]
+_Patience = Callable[[], float | None]
 
 _POLL_S = 1.0  # interval between checks that the thread is alive
 
@@ -36,15 +38,14 @@ class OwnerThread:
         name: str,
         advance: Callable[[], bool] = lambda: False,
         within: Callable[[], AbstractContextManager[object]] = contextlib.nullcontext,
-        patience_s: Callable[[], float | None] = lambda: None,
+        patience_s: _Patience = lambda: None,
     ) -> None:
-        self._advance = advance
-        self._within = within
-        self._patience_s = patience_s
         self._has_ended = False
         # SimpleQueue.put is reentrant: a finalizer may run in the middle of another put.
         self._inbox: queue.SimpleQueue[Action | None] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._work, name=name, daemon=True)
+        # Its arguments go when it has ended, with all that they refer to.
+        work = functools.partial(self._work, advance, within, patience_s)
+        self._thread = threading.Thread(target=work, name=name, daemon=True)
         self._thread.start()
 
     @property
@@ -115,35 +116,37 @@ class OwnerThread:
         if not self.is_current:
             self._thread.join()
 
-    def _work(self) -> None:
-        with self._within():
-            self._run()
-
-    def _run(self) -> None:
+    def _work(
+        self,
+        advance: Callable[[], bool],
+        within: Callable[[], AbstractContextManager[object]],
+        patience_s: _Patience,
+    ) -> None:
         has_work = False
-        while True:
-            for action in self._mail(wait=not has_work):
-                if action is None:
-                    self._has_ended = True
-                    self._do_late()
-                    return
-                _attempt(action)
-            try:
-                has_work = self._advance()
-            except BaseException:  # `advance` is responsible for its own work
-                logger.exception("the thread %s continues after an error", self._thread.name)
-                has_work = False
+        with within():
+            while True:
+                for action in self._mail(None if has_work else patience_s):
+                    if action is None:
+                        self._has_ended = True
+                        self._do_late()
+                        return
+                    _attempt(action)
+                try:
+                    has_work = advance()
+                except BaseException:  # `advance` is responsible for its own work
+                    logger.exception("the thread %s continues after an error", self._thread.name)
+                    has_work = False
 
     def _do_late(self) -> None:
-        for action in self._mail(wait=False):
+        for action in self._mail():
             if action is not None:
                 _attempt(action)
 
-    def _mail(self, *, wait: bool) -> Iterator[Action | None]:
-        """The posted actions; waits for the first one if asked to."""
+    def _mail(self, patience_s: _Patience | None = None) -> Iterator[Action | None]:
+        """The posted actions; waits for the first one if there is a patience."""
         with contextlib.suppress(queue.Empty):
-            if wait:
-                yield self._inbox.get(timeout=self._patience_s())
+            if patience_s is not None:
+                yield self._inbox.get(timeout=patience_s())
             while True:
                 yield self._inbox.get_nowait()
 

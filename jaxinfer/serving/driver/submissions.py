@@ -2,14 +2,19 @@
 
 import asyncio
 import concurrent.futures
+import contextlib
+import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+from jaxinfer.errors import JaxinferError
 from jaxinfer.outputs import RequestOutput
 from jaxinfer.serving.driver.constraint_queue import ConstraintQueue
 from jaxinfer.serving.driver.owner_thread import OwnerThread
 from jaxinfer.serving.requests.new_request import NewRequest
+
+logger = logging.getLogger("jaxinfer")
 
 
 class Submissions:
@@ -104,3 +109,12 @@ def tell(request: NewRequest, news: RequestOutput | BaseException) -> None:
     """Pass news to a request's sink, if it has one."""
     if request.sink is not None:
         request.sink(news)
+
+
+def tell_all(requests: Iterable[NewRequest], error: BaseException) -> None:
+    """Tell requests of an error that their engine did not contain; an unexpected one is logged."""
+    if not isinstance(error, JaxinferError):
+        logger.error("the engine's step raised", exc_info=error)
+    for request in requests:
+        with contextlib.suppress(Exception):
+            tell(request, error)

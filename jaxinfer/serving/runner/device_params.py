@@ -2,7 +2,7 @@
 
 import difflib
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 import jax
@@ -100,9 +100,7 @@ def check_like(params: Any, wanted: Any, *, placed: bool = False) -> None:
     expected = _by_path(wanted)
     for path, like in expected.items():
         if path not in given:
-            kind = f"{like.dtype}{list(like.shape)}"
-            near = _stacked_instead(path, given) or _nearest(path, given)
-            raise ValueError(f"params lack {path}, which must be {kind}{near}")
+            raise ValueError(_lacking([p for p in expected if p not in given], expected, given))
         leaf = given[path]
         if not hasattr(leaf, "shape") or not hasattr(leaf, "dtype"):
             raise TypeError(f"params[{path}] must be an array, got {type(leaf).__name__}")
@@ -118,6 +116,18 @@ def check_like(params: Any, wanted: Any, *, placed: bool = False) -> None:
     for path in given:
         if path not in expected:
             raise ValueError(f"params have {path}, which this model does not")
+
+
+def _lacking(missing: Sequence[str], expected: Mapping[str, Any], given: Mapping[str, Any]) -> str:
+    """What to say of leaves that are not there: the first, how many more, and the fix."""
+    first, *others = missing
+    like = expected[first]
+    text = f"params lack {first}, which must be {like.dtype}{list(like.shape)}"
+    if others:
+        few = ", ".join([*others[:2], "..."] if len(others) > 2 else others)
+        text += f", and {len(others)} more of {len(expected)} arrays: {few}"
+    fix = "; give all of them, or mapping=ParamsMapping(...) from the names that they have"
+    return text + (_stacked_instead(first, given) or _nearest(first, given) or fix)
 
 
 def _stacked_instead(path: str, given: Mapping[str, Any]) -> str:

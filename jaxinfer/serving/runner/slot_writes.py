@@ -25,7 +25,7 @@ class SlotWriter:
         self,
         compiled: CompiledPrograms,
         upload: Callable[[Any], Any],
-        settle: Callable[[jax.Array], None],
+        settle: Callable[[jax.Array], object],
     ) -> None:
         self._compiled, self._upload, self._settle = compiled, upload, settle
 

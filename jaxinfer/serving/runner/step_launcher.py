@@ -53,9 +53,11 @@ class StepLauncher:
         self._host_blocks = host_blocks
         self._watchdog = watchdog
         self._await_each = await_each
-        self._whole = plan.programs.last_tokens.sharding
+        self._whole = whole = plan.programs.last_tokens.sharding
         self._inputs = HostInputs(plan.programs.on_host(()).sharding)
-        self._writer = SlotWriter(plan.compiled, self._upload, self.await_if_emulated)
+        settle = jax.block_until_ready if await_each else lambda array: array
+        self._upload = lambda arrays: upload(arrays, whole)
+        self._writer = SlotWriter(plan.compiled, self._upload, settle)
 
     def launch(self, schedule: Schedule, batch: Batch) -> InFlightStep | UnsampledStep:
         """Swap blocks, write slots, run the forward pass and, without host-dependent rows, sample.
@@ -134,6 +136,3 @@ class StepLauncher:
 
     def _write_slots(self, write: Any, updates: Sequence[Any]) -> None:
         self.resident = self.resident._replace(slots=write(self.resident.slots, updates))
-
-    def _upload(self, arrays: Any) -> Any:
-        return None if arrays is None else upload(arrays, self._whole)

@@ -184,7 +184,7 @@ def test_a_request_ends_at_its_own_time_limit_running_waiting_or_paused(kind, dr
         tokens = [t for output in stream for t in output.outputs[0].token_ids]
         assert tokens == continuation([1, 2, 3], 100, VOCAB)[-len(tokens) :]
         assert driven.run([[6]], PARAMS.clone(timeout=60))[0].outputs[0].finish_reason == "length"
-        assert driver.call(driver._deadlines.seconds_left) is None
+        assert driver.call(driver._driven._stepper.deadlines.seconds_left) is None
 
 
 def test_a_running_request_keeps_its_tokens_at_its_time_limit(monkeypatch):

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import pytest
 
 from jaxinfer.kernels.policy import Kernels
+from jaxinfer.model.families.table import family_of
 from jaxinfer.model.modules import abstract_params
 from jaxinfer.model.rope_scaling import RopeScaling
 from jaxinfer.model.sharding import ShardingRules
@@ -231,15 +232,31 @@ def test_xlas_merged_projections_are_not_cut_apart_nor_their_weights_copied(
     assert max(instruction.num_elements for instruction in made) < weights
 
 
-def test_a_step_of_few_layers_needs_the_memory_of_one_of_many():
+_SMOLLM3 = dataclasses.replace(
+    _CONFIG,
+    model_type="smollm3",
+    num_hidden_layers=12,
+    unrotated_layers=(3, 7, 11),
+)
+
+
+@pytest.mark.parametrize("config", [_CONFIG, _SMOLLM3], ids=["qwen3", "smollm3"])
+def test_a_step_of_two_layers_of_each_kind_needs_the_memory_of_one_of_many(config):
     key = STEPS["scored_2048"].key
-    many, _ = _compile(key, 1)
-    shallow = _programs(1).with_layers(2)
-    assert len(shallow.params["model"]["layers"]) == len(shallow.kv) == 2
-    options = options_of(key, platform="gpu", num_devices=1)
-    few = program_of(shallow, key).lower().compile(compiler_options=options).memory_analysis()
-    assert few.temp_size_in_bytes <= many.temp_size_in_bytes
-    assert many.temp_size_in_bytes - few.temp_size_in_bytes < 10_000 * _LAYERS
+    many, _ = _compile(key, 1, config)
+    layers = config.num_hidden_layers
+
+    def few_bytes(count):
+        shallow = _programs(1, config).with_layers(count)
+        kinds = len(set(family_of(config.model_type).layer_kinds(config)))
+        assert len(shallow.params["model"]["layers"]) == len(shallow.kv) == kinds * count
+        options = options_of(key, platform="gpu", num_devices=1)
+        few = program_of(shallow, key).lower().compile(compiler_options=options)
+        return few.memory_analysis().temp_size_in_bytes
+
+    missing = many.temp_size_in_bytes - few_bytes(2)
+    assert 0 <= missing < 10_000 * layers
+    assert many.temp_size_in_bytes - few_bytes(1) > 10_000 * layers, "one of each would do"
 
 
 @pytest.mark.parametrize(
