@@ -49,10 +49,10 @@ if TYPE_CHECKING:
     from jaxinfer.rollouts.sources import ParamSource
     from jaxinfer.sampling_params import RequestOutputKind, SamplingParams
     from jaxinfer.serving.async_llm import AsyncLLM
-    from jaxinfer.serving.embedding_model import EmbeddingModel
     from jaxinfer.serving.engine.metrics import Counter, Gauge, Histogram
     from jaxinfer.serving.llm import LLM
     from jaxinfer.serving.parsers.answer_format import AnswerFormat
+    from jaxinfer.serving.pooling.embedding_model import EmbeddingModel
     from jaxinfer.serving.sampling.sampler import CustomSampler, LogitsProcessor, SamplerState
     from jaxinfer.startup_report import StartupReport, StartUpTimes
     from jaxinfer.structured_outputs import StructuredOutputsParams
@@ -164,7 +164,7 @@ _HOMES = {
     "SamplerState": "serving.sampling.sampler",
     "SamplingParams": "sampling_params",
     "ScoreOutput": "outputs",
-    "EmbeddingModel": "serving.embedding_model",
+    "EmbeddingModel": "serving.pooling.embedding_model",
     "EmbeddingOutput": "outputs",
     "ShardingRules": "model.sharding",
     "ShuttingDownError": "errors",

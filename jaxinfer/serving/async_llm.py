@@ -11,16 +11,19 @@ from jaxinfer.model.text.tokenizer import Tokenizer
 from jaxinfer.outputs import EmbeddingOutput, RequestOutput
 from jaxinfer.rollouts.mapping import ParamsMapping
 from jaxinfer.sampling_params import SamplingParams
-from jaxinfer.serving.async_embedding import embed_all
 from jaxinfer.serving.door import Door
 from jaxinfer.serving.driver.async_stream import stream_request_async
 from jaxinfer.serving.driver.sleep import check_level, check_mode
 from jaxinfer.serving.driver.sleep_state import PauseMode, SleepTag
-from jaxinfer.serving.embedding import embedding_requests
 from jaxinfer.serving.engine.metrics import Metric
 from jaxinfer.serving.handle_start import start_handle
 from jaxinfer.serving.new_params import params_update
 from jaxinfer.serving.parsers.answer_format import AnswerFormat
+from jaxinfer.serving.pooling.async_calls import run_task_async
+from jaxinfer.serving.pooling.async_judge import AsyncJudge
+from jaxinfer.serving.pooling.embedding import embedding_task
+from jaxinfer.serving.pooling.task import HeadRows
+from jaxinfer.serving.requests.new_request import NewRequest
 
 
 class AsyncLLM(Door):
@@ -120,17 +123,35 @@ class AsyncLLM(Door):
             TypeError, ValueError, ModelLoadError, StepError: as `LLM.embed`.
             RuntimeError: the engine is shut down.
         """
-        driver, reader = self._handle.driver, self._handle.loaded.reader
-        model = self.embedding_model
-        requests = embedding_requests(
-            model, prompts, reader, dimensions=dimensions, prompt_name=prompt_name
-        )
-        return await embed_all(
-            requests,
-            lambda request: stream_request_async(driver, request, keeps=self),
-            normalize=normalize,
+        self._handle.check_open()
+        task = embedding_task(
+            self.embedding_model,
+            prompts,
+            self._handle.loaded.reader,
             dimensions=dimensions,
+            prompt_name=prompt_name,
+            normalize=normalize,
         )
+        return await run_task_async(task, stream=self._stream, read_head=self.head_rows)
+
+    @property
+    def judge(self) -> AsyncJudge:
+        """Chooses between labels, ranks documents and scores pairs of texts.
+
+        Raises:
+            RuntimeError: the engine is shut down.
+        """
+        self._handle.check_open()
+        reader = self._handle.loaded.reader
+        return AsyncJudge(reader, lambda: self.makes_vectors, self._stream, self.head_rows)
+
+    async def head_rows(self, token_ids: tuple[int, ...]) -> HeadRows:
+        """Rows of the head for logits of a few tokens: see `HeadReader.read`."""
+        head = self._handle.head
+        return await self._handle.driver.call_async(lambda: head.read(token_ids))
+
+    def _stream(self, request: NewRequest) -> AsyncGenerator[RequestOutput]:
+        return stream_request_async(self._handle.driver, request, keeps=self)
 
     async def abort(self, request_id: str | Iterable[str]) -> None:
         """End all requests of these names, after the step that runs; unknown ones are ignored.

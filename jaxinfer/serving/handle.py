@@ -10,6 +10,7 @@ from jaxinfer.serving.call_arguments import CallArguments
 from jaxinfer.serving.compile.jax_settings import JaxSettings
 from jaxinfer.serving.driver.driver import Driver
 from jaxinfer.serving.engine.metrics import Metric
+from jaxinfer.serving.pooling.head_reader import HeadReader
 from jaxinfer.serving.processes.engines import Follower
 from jaxinfer.serving.profiling import Profiler
 from jaxinfer.serving.recording.one_recording import OneRecording
@@ -32,6 +33,7 @@ class Handle:
         loaded: as given.
         settings: as given.
         arguments: checks what calls are given.
+        head: reads rows of the head, in the engine's thread.
         recording: what is being recorded of the engine.
         profiler: records what the process does; ends with the engine.
     """
@@ -50,6 +52,7 @@ class Handle:
         self.loaded = loaded
         self.settings = settings
         self.arguments = CallArguments(config, loaded)
+        self.head = HeadReader(loaded.replicas)
         self.recording = OneRecording()
         self.profiler = Profiler(self.recording)
         self._driver: Driver | None = None

@@ -26,24 +26,25 @@ from jaxinfer.rollouts.arrays import Rollouts
 from jaxinfer.rollouts.mapping import ParamsMapping
 from jaxinfer.rollouts.rollout import choose_pad, rollout_params, run_rollouts
 from jaxinfer.sampling_params import SamplingParams
-from jaxinfer.serving.beam_search import search_beams
+from jaxinfer.serving.beams.beam_search import search_beams
 from jaxinfer.serving.chat_prompts import chat_prompts, truncates_prompts
 from jaxinfer.serving.door import Door
 from jaxinfer.serving.driver.async_stream import stream_request_async
 from jaxinfer.serving.driver.blocking_calls import run_requests
 from jaxinfer.serving.driver.blocking_stream import stream_request
 from jaxinfer.serving.driver.sleep_state import PauseMode, SleepTag
-from jaxinfer.serving.embedding import embedding_output, embedding_requests
 from jaxinfer.serving.engine.metrics import Metric
 from jaxinfer.serving.handle_start import start_handle
 from jaxinfer.serving.judge import Judge
 from jaxinfer.serving.memory_handover import MemoryHandover
 from jaxinfer.serving.new_params import new_params as checked_params
 from jaxinfer.serving.new_params import params_update
+from jaxinfer.serving.pooling.blocking_calls import run_task
+from jaxinfer.serving.pooling.embedding import embedding_task
+from jaxinfer.serving.pooling.scoring import read_score_inputs, score_output
 from jaxinfer.serving.profiles import Profiles
 from jaxinfer.serving.requests.new_request import NewRequest
 from jaxinfer.serving.sampling.sampler import CustomSampler, LogitsProcessor
-from jaxinfer.serving.scoring import read_score_inputs, score_output
 
 
 class LLM(Door):
@@ -420,14 +421,15 @@ class LLM(Door):
             StepError: the model's output for a prompt was not finite.
         """
         driver, reader, model = self._handle.driver, self._loaded.reader, self.embedding_model
-        requests = embedding_requests(
-            model, prompts, reader, dimensions=dimensions, prompt_name=prompt_name
+        task = embedding_task(
+            model,
+            prompts,
+            reader,
+            dimensions=dimensions,
+            prompt_name=prompt_name,
+            normalize=normalize,
         )
-        outputs = run_requests(driver, requests, use_tqdm=use_tqdm)
-        return [
-            embedding_output(output, normalize=normalize, dimensions=dimensions)
-            for output in outputs
-        ]
+        return run_task(driver, self._handle.head, task, use_tqdm=use_tqdm)
 
     def decide(
         self, prompts: Any, labels: Sequence[str], *, use_tqdm: bool | Callable[..., Any] = False

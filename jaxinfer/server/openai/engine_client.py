@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 from jaxinfer.model.text.tokenizer import Tokenizer
 from jaxinfer.outputs import RequestOutput
 from jaxinfer.sampling_params import SamplingParams
-from jaxinfer.serving.embedding_model import EmbeddingModel
 from jaxinfer.serving.engine.metrics import Metric
 from jaxinfer.serving.parsers.answer_format import AnswerFormat
+from jaxinfer.serving.pooling.embedding_model import EmbeddingModel
 
 if TYPE_CHECKING:  # its module imports JAX, which a front end does not load
     from jaxinfer.model.config import ModelConfig

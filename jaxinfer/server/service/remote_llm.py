@@ -17,16 +17,22 @@ from jaxinfer.outputs import TIMEOUT, EmbeddingOutput, RequestOutput
 from jaxinfer.sampling_params import SamplingParams
 from jaxinfer.server.service.description import EngineDescription, engine_message
 from jaxinfer.server.service.engine_link import EngineLink
-from jaxinfer.server.service.messages import Add, End, Step, metrics_from_message
+from jaxinfer.server.service.messages import Add, End, Step, metrics_from_message, unpack_head_rows
 from jaxinfer.server.service.remote_request import RemoteRequest
 from jaxinfer.server.service.scores import scores_of_rows
-from jaxinfer.serving.async_embedding import embed_all
 from jaxinfer.serving.driver.sleep import check_level, check_mode
 from jaxinfer.serving.driver.sleep_state import PauseMode, SleepTag
-from jaxinfer.serving.embedding import embedding_requests
-from jaxinfer.serving.embedding_model import EmbeddingModel, read_embedding_model
 from jaxinfer.serving.engine.metrics import Metric
 from jaxinfer.serving.parsers.answer_format import AnswerFormat
+from jaxinfer.serving.pooling.async_calls import run_task_async
+from jaxinfer.serving.pooling.async_judge import AsyncJudge
+from jaxinfer.serving.pooling.embedding import embedding_task
+from jaxinfer.serving.pooling.embedding_model import (
+    EmbeddingModel,
+    makes_vectors,
+    read_embedding_model,
+)
+from jaxinfer.serving.pooling.task import HeadRows
 from jaxinfer.serving.requests.new_request import NewRequest, wanted_outputs
 from jaxinfer.serving.requests.prompts import match_params, split_prompts
 
@@ -115,6 +121,11 @@ class RemoteLLM:
         return self._embedding_model
 
     @functools.cached_property
+    def makes_vectors(self) -> bool:
+        """Whether the model's files are an embedding model's; ModelLoadError if damaged."""
+        return makes_vectors(self._description.directory)
+
+    @functools.cached_property
     def _embedding_model(self) -> EmbeddingModel:
         directory, overrides = self._description.directory, self._description.config.hf_overrides
         return read_embedding_model(directory, self.model_config.hidden_size, overrides)
@@ -199,11 +210,29 @@ class RemoteLLM:
             JaxinferError: the engine can't take them, as for `generate`.
         """
         self._check_open()
-        model, reader = self.embedding_model, self._reader
-        requests = embedding_requests(
-            model, prompts, reader, dimensions=dimensions, prompt_name=prompt_name
+        task = embedding_task(
+            self.embedding_model,
+            prompts,
+            self._reader,
+            dimensions=dimensions,
+            prompt_name=prompt_name,
+            normalize=normalize,
         )
-        return await embed_all(requests, self._stream, normalize=normalize, dimensions=dimensions)
+        return await run_task_async(task, stream=self._stream, read_head=self.head_rows)
+
+    @property
+    def judge(self) -> AsyncJudge:
+        """Chooses between labels, ranks documents and scores pairs of texts.
+
+        Raises:
+            JaxinferError, RuntimeError: the engine can't take requests, as for `generate`.
+        """
+        self._check_open()
+        return AsyncJudge(self._reader, lambda: self.makes_vectors, self._stream, self.head_rows)
+
+    async def head_rows(self, token_ids: tuple[int, ...]) -> HeadRows:
+        """Rows of the head for logits of a few tokens: see `HeadReader.read`."""
+        return unpack_head_rows(await self._call("head_rows", list(token_ids)))
 
     async def abort(self, request_id: str | Iterable[str]) -> None:
         """End all requests of these names that came through this front end.

@@ -24,7 +24,7 @@ from jaxinfer.server.openai.protocol.embedding import (
 from jaxinfer.server.openai.protocol.prompts import TextOrTokens
 from jaxinfer.server.openai.route import ApiRoute
 from jaxinfer.server.openai.sse import encode
-from jaxinfer.serving.embedding import embedding_output
+from jaxinfer.serving.pooling.embedding import embedding_output
 
 router = APIRouter(route_class=ApiRoute)
 

@@ -7,11 +7,33 @@ import numpy as np
 
 from jaxinfer.checks import check_strings
 from jaxinfer.decisions import Decision
+from jaxinfer.outputs import RequestOutput
+from jaxinfer.serving.pooling.task import HeadRows, PoolingTask
+from jaxinfer.serving.pooling.token_logits import PromptLogits, prompt_logits
 from jaxinfer.serving.requests.prompts import PromptReader
-from jaxinfer.serving.token_logits import PromptLogits
 
 MAX_LABELS = 1024
 _LONGEST_LABEL = 4096  # characters
+
+
+def decision_task(prompts: Any, labels: Any, reader: PromptReader) -> PoolingTask[list[Decision]]:
+    """The task of a choice between labels after each of these prompts.
+
+    Args:
+        prompts: as the caller gave them.
+        labels: as the caller gave them.
+        reader: checks and tokenizes them.
+
+    Raises:
+        TypeError, ValueError: as of `read_labels` and `PromptReader.read`.
+    """
+    tokens = read_labels(labels, reader)
+    read, names = reader.read(prompts, num_outputs=0), tuple(tokens)
+
+    def answer(outputs: Sequence[RequestOutput], head: HeadRows) -> list[Decision]:
+        return [decision(names, found) for found in prompt_logits(outputs, head)]
+
+    return PoolingTask(read, tuple(tokens.values()), answer)
 
 
 def read_labels(given: Any, reader: PromptReader) -> dict[str, int]:
