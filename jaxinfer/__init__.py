@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from jaxinfer.profiling.memory.report import MemoryReport
     from jaxinfer.profiling.report import ProfileReport
     from jaxinfer.profiling.schedule import ProfileSchedule
-    from jaxinfer.reranking import RankedDocument
+    from jaxinfer.reranking import PairScore, RankedDocument
     from jaxinfer.rollouts.arrays import FinishCode, PackedRollouts, Rollouts
     from jaxinfer.rollouts.mapping import ParamsMapping
     from jaxinfer.rollouts.sources import ParamSource
@@ -90,6 +90,7 @@ __all__ = [
     "ModelConfig",
     "ModelLoadError",
     "PackedRollouts",
+    "PairScore",
     "ParamSource",
     "ParamsMapping",
     "ProfileReport",
@@ -156,6 +157,7 @@ _HOMES = {
     "ProfileReport": "profiling.report",
     "ProfileSchedule": "profiling.schedule",
     "QueueFullError": "errors",
+    "PairScore": "reranking",
     "RankedDocument": "reranking",
     "RequestMetrics": "outputs",
     "RequestOutput": "outputs",

@@ -50,13 +50,16 @@ class CallArguments:
 
         Raises:
             TypeError: not a prompt, not a `SamplingParams`, or the priority is no integer.
-            ValueError: several prompts, or as `several`.
+            ValueError: several prompts, or as `several`; an engine for pooling takes prompts that
+                are `pooled`.
         """
         parts = split_prompts(prompt)
         if len(parts) != 1:
             raise ValueError(f"expected one prompt, got {len(parts)}; use generate() for several")
         (own,) = self.params(params, 1)
         prefill_only = prefill_only or pooled
+        if not pooled or own.prompt_logprobs is not None:
+            self._config.check_generates()
         (checked,) = self._read(parts, [own], num_outputs=0 if prefill_only else 1)
         return NewRequest(
             prompt=checked,
@@ -79,9 +82,10 @@ class CallArguments:
 
         Raises:
             TypeError: something has the wrong type; names the first entry that has.
-            ValueError: a prompt can't be run, the numbers differ, or a priority is not 0 and the
-                engine serves first come, first served.
+            ValueError: a prompt can't be run, the numbers differ, a priority is not 0 and the
+                engine serves first come, first served, or it is for pooling alone.
         """
+        self._config.check_generates()
         parts = split_prompts(prompts)
         own = self.params(params, len(parts))
         checked = self._read(parts, own)

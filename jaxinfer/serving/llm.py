@@ -7,7 +7,7 @@ import os
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, overload
 
 from jax.sharding import Mesh
 
@@ -21,7 +21,7 @@ from jaxinfer.profiling.host_time import StepTime
 from jaxinfer.profiling.memory.report import MemoryReport
 from jaxinfer.profiling.report import ProfileReport
 from jaxinfer.profiling.schedule import ProfileSchedule
-from jaxinfer.reranking import RankedDocument
+from jaxinfer.reranking import PairScore, RankedDocument
 from jaxinfer.rollouts.arrays import Rollouts
 from jaxinfer.rollouts.mapping import ParamsMapping
 from jaxinfer.rollouts.rollout import choose_pad, rollout_params, run_rollouts
@@ -217,6 +217,7 @@ class LLM(Door):
             ValueError: the template refuses or fails, or as in `generate`.
         """
         self._handle.check_open()
+        self.engine_config.check_generates()
         prompts = chat_prompts(
             messages,
             self._loaded.reader,
@@ -256,6 +257,7 @@ class LLM(Door):
             StepError: a request of a step failed.
         """
         self._handle.check_open()
+        self.engine_config.check_generates()
         return search_beams(
             functools.partial(self.generate, use_tqdm=False),
             prompts,
@@ -357,31 +359,41 @@ class LLM(Door):
         request = self._arguments.one(prompt, sampling_params, priority, request_id or "")
         return stream_request_async(driver, dataclasses.replace(request, kind="delta"), keeps=self)
 
+    @overload
     def score(
-        self, inputs: Any, *others: Any, use_tqdm: bool | Callable[..., Any] = False
-    ) -> list[ScoreOutput]:
-        """Log-probabilities of given tokens, at temperature 1.
+        self, inputs: Any, *, use_tqdm: bool | Callable[..., Any] = False
+    ) -> list[ScoreOutput]: ...
+    @overload
+    def score(
+        self,
+        inputs: str | Sequence[str],
+        documents: str | Sequence[str],
+        *,
+        use_tqdm: bool | Callable[..., Any] = False,
+    ) -> list[PairScore]: ...
+    def score(
+        self, inputs: Any, documents: Any = None, *, use_tqdm: bool | Callable[..., Any] = False
+    ) -> list[ScoreOutput] | list[PairScore]:
+        """Log-probabilities of given tokens, at temperature 1; or, of two arguments, relevance.
 
         Args:
             inputs: a prompt as in `generate` (every token but the first is scored), a tuple
                 (context, continuation) of strings or token ids (the continuation is scored), or a
-                list of these.
-            others: nothing may follow by position.
+                list of these. With `documents`: a query for all of them, or one for each.
+            documents: as of `Judge.score_pairs`, whose scores are then returned.
             use_tqdm: as in `generate`.
 
         Returns:
-            One output for each input, in order.
+            One output for each input, or document, in order.
 
         Raises:
-            TypeError, ValueError: as in `generate`.
+            TypeError, ValueError: as in `generate`, or as in `Judge.score_pairs`.
             StepError: the model's output for an input was not finite.
         """
+        if documents is not None:
+            return self.judge.score_pairs(inputs, documents, use_tqdm=use_tqdm)
         driver = self._handle.driver
-        if others:
-            raise TypeError(
-                "score() takes one argument beside use_tqdm=...; write score((context, "
-                "continuation)) to score a continuation, score([text, text]) for several texts"
-            )
+        self.engine_config.check_generates()
         prompts, starts = read_score_inputs(inputs, self._loaded.reader)
         params = SamplingParams(prompt_logprobs=0)
         requests = [NewRequest(prompt=p, params=params, prefill_only=True) for p in prompts]
@@ -435,6 +447,12 @@ class LLM(Door):
         self, prompts: Any, labels: Sequence[str], *, use_tqdm: bool | Callable[..., Any] = False
     ) -> list[Decision]:
         """Probabilities of labels after prompts, from one prefill: see `Judge.decide`."""
+        return self.judge.decide(prompts, labels, use_tqdm=use_tqdm)
+
+    def classify(
+        self, prompts: Any, labels: Sequence[str], *, use_tqdm: bool | Callable[..., Any] = False
+    ) -> list[Decision]:
+        """Classes of prompts, under vLLM's name: `decide` between labels."""
         return self.judge.decide(prompts, labels, use_tqdm=use_tqdm)
 
     def rerank(

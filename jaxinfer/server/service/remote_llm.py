@@ -173,6 +173,8 @@ class RemoteLLM:
         (given,) = match_params(sampling_params, 1, self._description.default_params)
         params = self._checked(given)
         prefill_only = prefill_only or pooled
+        if not pooled or params.prompt_logprobs is not None:
+            self._description.config.check_generates()
         (checked,) = self._reader.read_parts(
             parts, [self._reader.prompt_limit(params)], num_outputs=0 if prefill_only else 1
         )

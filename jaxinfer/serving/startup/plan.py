@@ -118,7 +118,8 @@ def plan_engine(
     max_model_len = _max_model_len(programs, engine_config, devices, fewest)
     weight_bytes = memory.bytes_per_device(params)
     shapes = functools.partial(
-        choose_buckets,
+        _shapes,
+        engine_config,
         max_num_seqs=engine_config.max_num_seqs,
         max_num_batched_tokens=engine_config.token_budget(device.platform),
         block_size=engine_config.block_size,
@@ -185,6 +186,11 @@ def plan_engine(
         mark,
         slot_bytes=memory.bytes_per_device((programs.last_tokens, programs.slot_state)),
     )
+
+
+def _shapes(config: EngineConfig, **sizes: Any) -> Buckets:
+    buckets = choose_buckets(**sizes)
+    return buckets.for_pooling() if config.runner == "pooling" else buckets
 
 
 def choose_attention(
