@@ -255,18 +255,6 @@ class EngineConfig:
                 raise unknown_keyword(owner, name, known | set(also))
         return cls(**keywords)
 
-    def check_generates(self) -> None:
-        """Refuse what needs more than vectors of prompts.
-
-        Raises:
-            ValueError: the engine is for pooling alone.
-        """
-        if self.runner == "pooling":
-            raise ValueError(
-                "this engine was started with runner='pooling', which compiles nothing that "
-                "generates or gives log-probabilities; start it with runner='generate'"
-            )
-
     def count_logprobs(self, vocab_size: int) -> int:
         """Most log-probabilities at a position for a vocabulary of this size."""
         return vocab_size if self.max_logprobs == -1 else min(self.max_logprobs, vocab_size)

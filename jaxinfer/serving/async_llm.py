@@ -1,6 +1,7 @@
 """The asyncio API: `AsyncLLM`, under vLLM's name, for asynchronous programs."""
 
 import asyncio
+import functools
 import os
 from collections.abc import AsyncGenerator, Iterable, Sequence
 from pathlib import Path
@@ -19,11 +20,9 @@ from jaxinfer.serving.engine.metrics import Metric
 from jaxinfer.serving.handle_start import start_handle
 from jaxinfer.serving.new_params import params_update
 from jaxinfer.serving.parsers.answer_format import AnswerFormat
-from jaxinfer.serving.pooling.async_calls import run_task_async
 from jaxinfer.serving.pooling.async_judge import AsyncJudge
 from jaxinfer.serving.pooling.embedding import embedding_task
-from jaxinfer.serving.pooling.task import HeadRows
-from jaxinfer.serving.requests.new_request import NewRequest
+from jaxinfer.serving.pooling.embedding_model import makes_vectors
 
 
 class AsyncLLM(Door):
@@ -40,12 +39,23 @@ class AsyncLLM(Door):
         model: a directory or hub id; None is the bundled model, or `params`.
         arguments: all that `LLM` takes, with the same meaning.
 
+    Attributes:
+        judge: chooses between labels, ranks documents and scores pairs of texts: `LLM.judge`, with
+            `await`.
+
     Raises:
         Exception: as `LLM`.
     """
 
     def __init__(self, model: str | Path | None = None, **arguments: Any) -> None:
-        super().__init__(start_handle("AsyncLLM", model, **arguments))
+        handle = start_handle("AsyncLLM", model, **arguments)
+        super().__init__(handle)
+        self.judge = AsyncJudge(
+            handle.loaded.reader,
+            functools.partial(makes_vectors, handle.loaded.directory),
+            lambda request: stream_request_async(handle.driver, request, keeps=handle),
+            handle.read_head,
+        )
 
     @property
     def is_running(self) -> bool:
@@ -132,26 +142,7 @@ class AsyncLLM(Door):
             prompt_name=prompt_name,
             normalize=normalize,
         )
-        return await run_task_async(task, stream=self._stream, read_head=self.head_rows)
-
-    @property
-    def judge(self) -> AsyncJudge:
-        """Chooses between labels, ranks documents and scores pairs of texts.
-
-        Raises:
-            RuntimeError: the engine is shut down.
-        """
-        self._handle.check_open()
-        reader = self._handle.loaded.reader
-        return AsyncJudge(reader, lambda: self.makes_vectors, self._stream, self.head_rows)
-
-    async def head_rows(self, token_ids: tuple[int, ...]) -> HeadRows:
-        """Rows of the head for logits of a few tokens: see `HeadReader.read`."""
-        head = self._handle.head
-        return await self._handle.driver.call_async(lambda: head.read(token_ids))
-
-    def _stream(self, request: NewRequest) -> AsyncGenerator[RequestOutput]:
-        return stream_request_async(self._handle.driver, request, keeps=self)
+        return await self.judge.run(task)
 
     async def abort(self, request_id: str | Iterable[str]) -> None:
         """End all requests of these names, after the step that runs; unknown ones are ignored.

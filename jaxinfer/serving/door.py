@@ -9,11 +9,7 @@ from jaxinfer.model.config import ModelConfig
 from jaxinfer.model.text.tokenizer import Tokenizer
 from jaxinfer.sampling_params import SamplingParams
 from jaxinfer.serving.handle import Handle
-from jaxinfer.serving.pooling.embedding_model import (
-    EmbeddingModel,
-    makes_vectors,
-    read_embedding_model,
-)
+from jaxinfer.serving.pooling.embedding_model import EmbeddingModel, read_embedding_model
 from jaxinfer.startup_report import StartupReport, StartUpTimes
 
 
@@ -61,11 +57,6 @@ class Door:
             ModelLoadError, ValueError: as `read_embedding_model`.
         """
         return self._embedding_model
-
-    @functools.cached_property
-    def makes_vectors(self) -> bool:
-        """Whether the model's files are an embedding model's; ModelLoadError if damaged."""
-        return makes_vectors(self._handle.loaded.directory)
 
     @functools.cached_property
     def _embedding_model(self) -> EmbeddingModel:

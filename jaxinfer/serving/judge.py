@@ -51,7 +51,8 @@ class Judge:
         """
         self._handle.check_open()
         reader = self._handle.loaded.reader
-        return self._run(decision_task(prompts, labels, reader), use_tqdm)
+        read = reader.read(prompts, num_outputs=0)
+        return self._run(decision_task(read, labels, reader), use_tqdm)
 
     def rerank(
         self,

@@ -24,7 +24,6 @@ from jaxinfer.serving.driver.sleep import check_level, check_mode
 from jaxinfer.serving.driver.sleep_state import PauseMode, SleepTag
 from jaxinfer.serving.engine.metrics import Metric
 from jaxinfer.serving.parsers.answer_format import AnswerFormat
-from jaxinfer.serving.pooling.async_calls import run_task_async
 from jaxinfer.serving.pooling.async_judge import AsyncJudge
 from jaxinfer.serving.pooling.embedding import embedding_task
 from jaxinfer.serving.pooling.embedding_model import (
@@ -32,7 +31,7 @@ from jaxinfer.serving.pooling.embedding_model import (
     makes_vectors,
     read_embedding_model,
 )
-from jaxinfer.serving.pooling.task import HeadRows
+from jaxinfer.serving.pooling.task import ONLY_POOLS, HeadRows
 from jaxinfer.serving.requests.new_request import NewRequest, wanted_outputs
 from jaxinfer.serving.requests.prompts import match_params, split_prompts
 
@@ -121,11 +120,6 @@ class RemoteLLM:
         return self._embedding_model
 
     @functools.cached_property
-    def makes_vectors(self) -> bool:
-        """Whether the model's files are an embedding model's; ModelLoadError if damaged."""
-        return makes_vectors(self._description.directory)
-
-    @functools.cached_property
     def _embedding_model(self) -> EmbeddingModel:
         directory, overrides = self._description.directory, self._description.config.hf_overrides
         return read_embedding_model(directory, self.model_config.hidden_size, overrides)
@@ -173,8 +167,9 @@ class RemoteLLM:
         (given,) = match_params(sampling_params, 1, self._description.default_params)
         params = self._checked(given)
         prefill_only = prefill_only or pooled
-        if not pooled or params.prompt_logprobs is not None:
-            self._description.config.check_generates()
+        only_pools = self._description.config.runner == "pooling"
+        if only_pools and (not pooled or params.prompt_logprobs is not None):
+            raise ValueError(ONLY_POOLS)
         (checked,) = self._reader.read_parts(
             parts, [self._reader.prompt_limit(params)], num_outputs=0 if prefill_only else 1
         )
@@ -220,7 +215,7 @@ class RemoteLLM:
             prompt_name=prompt_name,
             normalize=normalize,
         )
-        return await run_task_async(task, stream=self._stream, read_head=self.head_rows)
+        return await self.judge.run(task)
 
     @property
     def judge(self) -> AsyncJudge:
@@ -230,9 +225,12 @@ class RemoteLLM:
             JaxinferError, RuntimeError: the engine can't take requests, as for `generate`.
         """
         self._check_open()
-        return AsyncJudge(self._reader, lambda: self.makes_vectors, self._stream, self.head_rows)
+        directory = self._description.directory
+        return AsyncJudge(
+            self._reader, lambda: makes_vectors(directory), self._stream, self._head_rows
+        )
 
-    async def head_rows(self, token_ids: tuple[int, ...]) -> HeadRows:
+    async def _head_rows(self, token_ids: tuple[int, ...]) -> HeadRows:
         """Rows of the head for logits of a few tokens: see `HeadReader.read`."""
         return unpack_head_rows(await self._call("head_rows", list(token_ids)))
 

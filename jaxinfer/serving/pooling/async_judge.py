@@ -24,6 +24,10 @@ class AsyncJudge:
         makes_vectors: whether the model's files are an embedding model's.
         stream: runs a request.
         read_head: of the same engine.
+
+    Attributes:
+        makes_vectors: as given; raises ModelLoadError if the files are damaged.
+        read_head: as given.
     """
 
     def __init__(
@@ -34,13 +38,14 @@ class AsyncJudge:
         read_head: ReadHead,
     ) -> None:
         self._reader = reader
-        self._makes_vectors = makes_vectors
+        self.makes_vectors = makes_vectors
         self._stream = stream
-        self._read_head = read_head
+        self.read_head = read_head
 
     async def decide(self, prompts: Any, labels: Sequence[str]) -> list[Decision]:
         """Probabilities of labels after prompts: see `Judge.decide`."""
-        return await self._run(decision_task(prompts, labels, self._reader))
+        read = self._reader.read(prompts, num_outputs=0)
+        return await self.run(decision_task(read, labels, self._reader))
 
     async def rerank(
         self,
@@ -51,7 +56,7 @@ class AsyncJudge:
         top_n: int | None = None,
     ) -> list[RankedDocument]:
         """Documents by their relevance to a query: see `Judge.rerank`."""
-        return await self._run(rerank_task(query, documents, instruction, top_n, self._reader))
+        return await self.run(rerank_task(query, documents, instruction, top_n, self._reader))
 
     async def score_pairs(
         self,
@@ -65,10 +70,11 @@ class AsyncJudge:
             queries,
             documents,
             self._reader,
-            by_vectors=self._makes_vectors(),
+            by_vectors=self.makes_vectors(),
             instruction=instruction,
         )
-        return await self._run(task)
+        return await self.run(task)
 
-    async def _run[T](self, task: PoolingTask[T]) -> T:
-        return await run_task_async(task, stream=self._stream, read_head=self._read_head)
+    async def run[T](self, task: PoolingTask[T]) -> T:
+        """The answer of a task: see `run_task_async`."""
+        return await run_task_async(task, stream=self._stream, read_head=self.read_head)

@@ -145,7 +145,7 @@ def read_questions(
         num_fixed = len(tokenizer.encode(begin, add_special_tokens=False)) + len(end)
         if num_fixed >= reader.max_model_len:
             raise ValueError(
-                f"instruction and query make {num_fixed} tokens without a document, and "
+                f"query and instruction make {num_fixed} tokens without a document, and "
                 f"max_model_len is {reader.max_model_len}; shorten them or raise max_model_len"
             )
     room = reader.max_model_len - len(end)

@@ -10,6 +10,12 @@ from jaxinfer.outputs import RequestOutput
 from jaxinfer.sampling_params import SamplingParams
 from jaxinfer.serving.requests.new_request import NewRequest, Prompt
 
+ONLY_POOLS = (
+    "this engine was started with runner='pooling', which compiles nothing that generates or gives "
+    "log-probabilities; start it with runner='generate'"
+)
+"""The error of calls that need more than vectors of prompts."""
+
 POOLING_PARAMS = SamplingParams()
 """Of all requests that are pooled: nothing is sampled."""
 

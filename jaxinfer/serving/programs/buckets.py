@@ -2,7 +2,7 @@
 
 import bisect
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from jaxinfer.sampling_params import SamplingMode
 from jaxinfer.serving.programs.layout import DecodeShape, PrefillShape
@@ -59,23 +59,6 @@ class Buckets:
     sharing: tuple[int, ...] = ()
     rows_in_item: int = 0
     generates: bool = True
-
-    def for_pooling(self) -> "Buckets":
-        """The shapes of an engine that reads prompts, and samples and scores nothing."""
-        return replace(
-            self,
-            scored=(),
-            rows=(),
-            sampled_rows=(),
-            multi_step_rows=(),
-            num_steps=1,
-            full_rows=(),
-            mixed_rows=(),
-            widths=self.widths[-1:],
-            wide_rows=(),
-            sharing=(),
-            generates=False,
-        )
 
     def samples_at_once(self, rows: int, mode: SamplerMode) -> bool:
         """True if a decode step of that many rows has its sampler in the same program."""

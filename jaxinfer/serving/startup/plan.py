@@ -28,7 +28,7 @@ from jaxinfer.serving.compile.eager import EagerProgram, check_eager
 from jaxinfer.serving.compile.jax_settings import check_matmul_precision
 from jaxinfer.serving.compile.lowering import Lowering, start_lowering
 from jaxinfer.serving.programs.buckets import Buckets
-from jaxinfer.serving.programs.choose_buckets import choose_buckets
+from jaxinfer.serving.programs.choose_buckets import choose_buckets, for_pooling
 from jaxinfer.serving.programs.kinds.kind import ProgramKey
 from jaxinfer.serving.programs.peer_buffers import have_peer_buffers, reach_each_other
 from jaxinfer.serving.programs.program_set import (
@@ -190,7 +190,7 @@ def plan_engine(
 
 def _shapes(config: EngineConfig, **sizes: Any) -> Buckets:
     buckets = choose_buckets(**sizes)
-    return buckets.for_pooling() if config.runner == "pooling" else buckets
+    return for_pooling(buckets) if config.runner == "pooling" else buckets
 
 
 def choose_attention(
