@@ -106,3 +106,11 @@ def test_an_asynchronous_engine_judges_the_same(llm, tokenizer):
     expected = llm.rerank(QUERIES[0], DOCUMENTS)
     assert [each.index for each in ranked] == [each.index for each in expected]
     assert decisions[0].label == llm.decide("Once", ["a", "b"])[0].label
+
+
+def test_a_judge_of_an_engine_that_is_shut_down_says_so(tokenizer):
+    model = {"params": small_params(), "config": TINY_CONFIG, "tokenizer": tokenizer}
+    engine = AsyncLLM(**model, **TINY_SETTINGS)
+    engine.shutdown()
+    with pytest.raises(RuntimeError, match="this AsyncLLM is closed"):
+        asyncio.run(engine.judge.decide("Once", ["a", "b"]))
