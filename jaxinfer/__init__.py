@@ -43,16 +43,16 @@ if TYPE_CHECKING:
     from jaxinfer.profiling.memory.report import MemoryReport
     from jaxinfer.profiling.report import ProfileReport
     from jaxinfer.profiling.schedule import ProfileSchedule
-    from jaxinfer.reranking import RankedDocument
+    from jaxinfer.reranking import PairScore, RankedDocument
     from jaxinfer.rollouts.arrays import FinishCode, PackedRollouts, Rollouts
     from jaxinfer.rollouts.mapping import ParamsMapping
     from jaxinfer.rollouts.sources import ParamSource
     from jaxinfer.sampling_params import RequestOutputKind, SamplingParams
     from jaxinfer.serving.async_llm import AsyncLLM
-    from jaxinfer.serving.embedding_model import EmbeddingModel
     from jaxinfer.serving.engine.metrics import Counter, Gauge, Histogram
     from jaxinfer.serving.llm import LLM
     from jaxinfer.serving.parsers.answer_format import AnswerFormat
+    from jaxinfer.serving.pooling.embedding_model import EmbeddingModel
     from jaxinfer.serving.sampling.sampler import CustomSampler, LogitsProcessor, SamplerState
     from jaxinfer.startup_report import StartupReport, StartUpTimes
     from jaxinfer.structured_outputs import StructuredOutputsParams
@@ -90,6 +90,7 @@ __all__ = [
     "ModelConfig",
     "ModelLoadError",
     "PackedRollouts",
+    "PairScore",
     "ParamSource",
     "ParamsMapping",
     "ProfileReport",
@@ -156,6 +157,7 @@ _HOMES = {
     "ProfileReport": "profiling.report",
     "ProfileSchedule": "profiling.schedule",
     "QueueFullError": "errors",
+    "PairScore": "reranking",
     "RankedDocument": "reranking",
     "RequestMetrics": "outputs",
     "RequestOutput": "outputs",
@@ -164,7 +166,7 @@ _HOMES = {
     "SamplerState": "serving.sampling.sampler",
     "SamplingParams": "sampling_params",
     "ScoreOutput": "outputs",
-    "EmbeddingModel": "serving.embedding_model",
+    "EmbeddingModel": "serving.pooling.embedding_model",
     "EmbeddingOutput": "outputs",
     "ShardingRules": "model.sharding",
     "ShuttingDownError": "errors",

@@ -18,6 +18,7 @@ SchedulingPolicy = Literal["fcfs", "priority", "fair"]
 LogprobsMode = Literal["raw_logprobs", "processed_logprobs", "temperature_logprobs"]
 GenerationDefaults = Literal["auto", "vllm"]
 KVCacheDType = Literal["auto", "int8"]
+RunnerType = Literal["generate", "pooling"]
 AttentionBackend = Literal["auto", "mosaic", "triton", "numba", "xla"]
 
 _MAX_LENGTH = 1 << 24
@@ -83,6 +84,8 @@ class EngineConfig:
         model: a directory or a Hugging Face hub id; None is the bundled model.
         tokenizer: a directory or hub id to take the tokenizer from; None is the model's own.
         skip_tokenizer_init: load no tokenizer: only token ids go in and out.
+        runner: what the engine is for: "generate" does everything; "pooling" has only the programs
+            that read prompts, for vectors, decisions, relevance and classes, and so starts sooner.
         generation_config: sampling defaults: "auto" takes the model's `generation_config.json`,
             "vllm" the defaults of `SamplingParams` (the file's end-of-sequence ids always count).
         hf_overrides: a dictionary of fields of the model's config.json to replace, such as
@@ -159,6 +162,7 @@ class EngineConfig:
     model: str | None = None
     tokenizer: str | None = None
     skip_tokenizer_init: bool = False
+    runner: RunnerType = "generate"
     generation_config: GenerationDefaults = "auto"
     hf_overrides: Mapping[str, Any] | None = dataclasses.field(default=None, hash=False)
     revision: str | None = None

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from jaxinfer.outputs import EmbeddingOutput
 
 _SUFFIXES = (".npy", ".jsonl")
+_DEFAULTS = {"compile_ahead": False, "runner": "pooling"}
 _INDEX = re.compile(r"prompts\[(\d+)\]")
 
 _EXAMPLES = """examples:
@@ -56,7 +57,8 @@ def build_parser() -> CommandParser:
         "--no-normalize", action="store_true", help="leave the lengths of vectors as they are"
     )
     parser.add_argument("-q", "--quiet", action="store_true", help="print only errors")
-    add_engine_flags(parser, defaults={"compile_ahead": "at first use"})
+    own = {"compile_ahead": "at first use", "runner": "pooling"}
+    add_engine_flags(parser, defaults=own)
     return parser
 
 
@@ -81,7 +83,7 @@ def _run(arguments: "argparse.Namespace") -> int:
     # Other processes learn of an error only from a process that they are connected to.
     if is_several and is_first_process():
         lines = _read(arguments)
-    with open_engine(arguments, {"compile_ahead": False}, quiet=arguments.quiet) as llm:
+    with open_engine(arguments, _DEFAULTS, quiet=arguments.quiet) as llm:
         if llm.follows:
             llm.follow()
             return OK

@@ -1,4 +1,4 @@
-"""Outputs of reranking: documents by their relevance to a query."""
+"""Outputs of reranking and of scores of pairs: how relevant one text is to another."""
 
 import dataclasses
 
@@ -22,3 +22,17 @@ class RankedDocument:
     num_tokens: int
     num_truncated_tokens: int = 0
     num_cached_tokens: int = 0
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class PairScore:
+    """How relevant a text is to another, or how similar the two are.
+
+    Attributes:
+        score: of a reranker, the probability of "yes" against "no", 0 to 1; of an embedding model,
+            the cosine of the two vectors, -1 to 1.
+        num_tokens: tokens of the prompts that were read for it.
+    """
+
+    score: float
+    num_tokens: int

@@ -139,3 +139,9 @@ def test_the_bundled_model_gives_the_vectors_of_the_library(tmp_path, texts):
         expected = llm.embed([line.text for line in read_prompts(None, str(texts))])
     for row, other in zip(np.load(output), expected, strict=True):
         np.testing.assert_allclose(row, other.embedding, rtol=1e-5, atol=1e-6)
+
+
+def test_its_engine_is_for_pooling_unless_another_is_asked_for(engines, texts, tmp_path):
+    for name, flags in {"a": [], "b": ["--runner", "generate"]}.items():
+        assert main([str(texts), "--output", str(tmp_path / f"{name}.npy"), "-q", *flags]) == 0
+    assert [each.arguments["runner"] for each in engines] == ["pooling", "generate"]

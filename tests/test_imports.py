@@ -54,6 +54,8 @@ SERVING = (
     "replicas",
     "recording",
     "startup",
+    "beams",
+    "pooling",
 )
 SERVER = ("telemetry", "service", "openai", "anthropic")
 """The rooms of `serving` and of `server`, each of which imports only itself and earlier rooms."""

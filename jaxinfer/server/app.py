@@ -30,8 +30,10 @@ from jaxinfer.server.openai.routes import (
     admin,
     chat,
     completions,
+    decisions,
     embeddings,
     health,
+    relevance,
     responses,
     tokenization,
     unsupported,
@@ -86,7 +88,7 @@ def create_app(
     )
     app.state.front = front
     app.router.route_class = ApiRoute
-    generating = [completions, chat, responses, messages, embeddings]
+    generating = [completions, chat, responses, messages, embeddings, relevance, decisions]
     for each in [health, models, *generating, tokenization, unsupported]:
         app.include_router(each.router)
     if settings.page:

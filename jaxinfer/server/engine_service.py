@@ -9,7 +9,7 @@ from jaxinfer.server.service.description import (
 )
 from jaxinfer.server.service.engine_server import EngineServer
 from jaxinfer.server.service.limits import ServiceLimits
-from jaxinfer.server.service.messages import metrics_to_message
+from jaxinfer.server.service.messages import metrics_to_message, pack_head_rows
 from jaxinfer.serving.handle import Handle
 
 
@@ -37,6 +37,7 @@ def engine_server(handle: Handle, limits: ServiceLimits) -> EngineServer:
     calls: dict[str, Callable[..., Any]] = {
         "get_metrics": lambda: metrics_to_message(handle.metrics()),
         "reset_prefix_cache": loaded.engine.reset_prefix_cache,
+        "head_rows": lambda token_ids: pack_head_rows(handle.head.read(tuple(token_ids))),
         "start_profile": handle.profiler.start,
         "stop_profile": handle.profiler.stop,
     }

@@ -1,6 +1,7 @@
 """The asyncio API: `AsyncLLM`, under vLLM's name, for asynchronous programs."""
 
 import asyncio
+import functools
 import os
 from collections.abc import AsyncGenerator, Iterable, Sequence
 from pathlib import Path
@@ -11,7 +12,6 @@ from jaxinfer.model.text.tokenizer import Tokenizer
 from jaxinfer.outputs import EmbeddingOutput, RequestOutput
 from jaxinfer.rollouts.mapping import ParamsMapping
 from jaxinfer.sampling_params import SamplingParams
-from jaxinfer.serving.async_embedding import embed_all
 from jaxinfer.serving.door import Door
 from jaxinfer.serving.driver.async_stream import stream_request_async
 from jaxinfer.serving.driver.pauses import InFlightPolicy
@@ -20,6 +20,9 @@ from jaxinfer.serving.driver.sleep_state import PauseMode, SleepTag
 from jaxinfer.serving.engine.metrics import Metric
 from jaxinfer.serving.handle_start import start_handle
 from jaxinfer.serving.parsers.answer_format import AnswerFormat
+from jaxinfer.serving.pooling.async_judge import AsyncJudge
+from jaxinfer.serving.pooling.embedding import embedding_task
+from jaxinfer.serving.pooling.embedding_model import makes_vectors
 
 
 class AsyncLLM(Door):
@@ -36,12 +39,23 @@ class AsyncLLM(Door):
         model: a directory or hub id; None is the bundled model, or `params`.
         arguments: all that `LLM` takes, with the same meaning.
 
+    Attributes:
+        judge: chooses between labels, ranks documents and scores pairs of texts: `LLM.judge`, with
+            `await`.
+
     Raises:
         Exception: as `LLM`.
     """
 
     def __init__(self, model: str | Path | None = None, **arguments: Any) -> None:
-        super().__init__(start_handle("AsyncLLM", model, **arguments))
+        handle = start_handle("AsyncLLM", model, **arguments)
+        super().__init__(handle)
+        self.judge = AsyncJudge(
+            handle.loaded.reader,
+            functools.partial(makes_vectors, handle.loaded.directory),
+            lambda request: stream_request_async(handle.driver, request, keeps=handle),
+            handle.read_head,
+        )
 
     @property
     def is_running(self) -> bool:
@@ -119,16 +133,16 @@ class AsyncLLM(Door):
             TypeError, ValueError, ModelLoadError, StepError: as `LLM.embed`.
             RuntimeError: the engine is shut down.
         """
-        driver, reader = self._handle.driver, self._handle.loaded.reader
-        return await embed_all(
+        self._handle.check_open()
+        task = embedding_task(
             self.embedding_model,
             prompts,
-            reader,
-            lambda request: stream_request_async(driver, request, keeps=self),
+            self._handle.loaded.reader,
             dimensions=dimensions,
             prompt_name=prompt_name,
             normalize=normalize,
         )
+        return await self.judge.run(task)
 
     async def abort(self, request_id: str | Iterable[str]) -> None:
         """End all requests of these names, after the step that runs; unknown ones are ignored.

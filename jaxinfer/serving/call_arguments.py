@@ -6,6 +6,7 @@ from typing import Any
 from jaxinfer.config import EngineConfig
 from jaxinfer.sampling_params import SamplingParams
 from jaxinfer.serving.parsers.answer_format import AnswerFormat
+from jaxinfer.serving.pooling.task import ONLY_POOLS
 from jaxinfer.serving.requests.new_request import NewRequest, Prompt, wanted_outputs
 from jaxinfer.serving.requests.prompts import PromptParts, match_params, split_prompts
 from jaxinfer.serving.startup.loading import Loaded, say
@@ -21,6 +22,7 @@ class CallArguments:
 
     def __init__(self, config: EngineConfig, loaded: Loaded) -> None:
         self._config = config
+        self._only_pools = config.runner == "pooling"
         self._defaults = loaded.default_params
         self._generation = loaded.generation
         self._reader = loaded.reader
@@ -50,13 +52,16 @@ class CallArguments:
 
         Raises:
             TypeError: not a prompt, not a `SamplingParams`, or the priority is no integer.
-            ValueError: several prompts, or as `several`.
+            ValueError: several prompts, or as `several`; an engine for pooling takes prompts that
+                are `pooled`.
         """
         parts = split_prompts(prompt)
         if len(parts) != 1:
             raise ValueError(f"expected one prompt, got {len(parts)}; use generate() for several")
         (own,) = self.params(params, 1)
         prefill_only = prefill_only or pooled
+        if self._only_pools and (not pooled or own.prompt_logprobs is not None):
+            raise ValueError(ONLY_POOLS)
         (checked,) = self._read(parts, [own], num_outputs=0 if prefill_only else 1)
         return NewRequest(
             prompt=checked,
@@ -79,9 +84,11 @@ class CallArguments:
 
         Raises:
             TypeError: something has the wrong type; names the first entry that has.
-            ValueError: a prompt can't be run, the numbers differ, or a priority is not 0 and the
-                engine serves first come, first served.
+            ValueError: a prompt can't be run, the numbers differ, a priority is not 0 and the
+                engine serves first come, first served, or it is for pooling alone.
         """
+        if self._only_pools:
+            raise ValueError(ONLY_POOLS)
         parts = split_prompts(prompts)
         own = self.params(params, len(parts))
         checked = self._read(parts, own)

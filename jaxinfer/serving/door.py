@@ -8,8 +8,8 @@ from jaxinfer.config import EngineConfig
 from jaxinfer.model.config import ModelConfig
 from jaxinfer.model.text.tokenizer import Tokenizer
 from jaxinfer.sampling_params import SamplingParams
-from jaxinfer.serving.embedding_model import EmbeddingModel, read_embedding_model
 from jaxinfer.serving.handle import Handle
+from jaxinfer.serving.pooling.embedding_model import EmbeddingModel, read_embedding_model
 from jaxinfer.serving.weights import Weights
 from jaxinfer.startup_report import StartupReport, StartUpTimes
 

@@ -10,6 +10,8 @@ from jaxinfer.serving.call_arguments import CallArguments
 from jaxinfer.serving.compile.jax_settings import JaxSettings
 from jaxinfer.serving.driver.driver import Driver
 from jaxinfer.serving.engine.metrics import Metric
+from jaxinfer.serving.pooling.head_reader import HeadReader
+from jaxinfer.serving.pooling.task import HeadRows
 from jaxinfer.serving.processes.engines import Follower
 from jaxinfer.serving.profiling import Profiler
 from jaxinfer.serving.recording.one_recording import OneRecording
@@ -71,6 +73,15 @@ class Handle:
         if self._driver is None:
             raise RuntimeError("process 0 takes the requests; this process can only follow()")
         return self._driver
+
+    @functools.cached_property
+    def head(self) -> HeadReader:
+        """Reads rows of the head, in the engine's thread."""
+        return HeadReader(self.loaded.replicas)
+
+    async def read_head(self, token_ids: tuple[int, ...]) -> HeadRows:
+        """Rows of the head, for a task: see `HeadReader.read`."""
+        return await self.driver.call_async(lambda: self.head.read(token_ids))
 
     @property
     def num_compilations(self) -> int:

@@ -4,11 +4,14 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from jaxinfer.decisions import Decision
-from jaxinfer.reranking import RankedDocument
-from jaxinfer.serving.decisions import decision, read_labels
+from jaxinfer.reranking import PairScore, RankedDocument
 from jaxinfer.serving.handle import Handle
-from jaxinfer.serving.reranking import ANSWERS, check_top_n, ranked, read_questions
-from jaxinfer.serving.token_logits import TokenLogits
+from jaxinfer.serving.pooling.blocking_calls import run_task
+from jaxinfer.serving.pooling.decisions import decision_task
+from jaxinfer.serving.pooling.embedding_model import makes_vectors
+from jaxinfer.serving.pooling.pair_scores import pair_task
+from jaxinfer.serving.pooling.reranking import rerank_task
+from jaxinfer.serving.pooling.task import PoolingTask
 
 
 class Judge:
@@ -20,7 +23,6 @@ class Judge:
 
     def __init__(self, handle: Handle) -> None:
         self._handle = handle
-        self._logits = TokenLogits(handle)
 
     def decide(
         self, prompts: Any, labels: Sequence[str], *, use_tqdm: bool | Callable[..., Any] = False
@@ -49,10 +51,8 @@ class Judge:
         """
         self._handle.check_open()
         reader = self._handle.loaded.reader
-        tokens = read_labels(labels, reader)
         read = reader.read(prompts, num_outputs=0)
-        found = self._logits.after(read, tuple(tokens.values()), use_tqdm=use_tqdm)
-        return [decision(tuple(tokens), each) for each in found]
+        return self._run(decision_task(read, labels, reader), use_tqdm)
 
     def rerank(
         self,
@@ -87,9 +87,46 @@ class Judge:
             StepError: as in `decide`.
         """
         self._handle.check_open()
-        reader, most = self._handle.loaded.reader, check_top_n(top_n)
-        questions = read_questions(query, documents, instruction, reader)
-        answers = tuple(read_labels(ANSWERS, reader).values())
-        prompts = [question.prompt for question in questions]
-        found = self._logits.after(prompts, answers, use_tqdm=use_tqdm)
-        return ranked(questions, found, most)
+        reader = self._handle.loaded.reader
+        return self._run(rerank_task(query, documents, instruction, top_n, reader), use_tqdm)
+
+    def score_pairs(
+        self,
+        queries: str | Sequence[str],
+        documents: str | Sequence[str],
+        *,
+        instruction: str | None = None,
+        use_tqdm: bool | Callable[..., Any] = False,
+    ) -> list[PairScore]:
+        """How relevant documents are to queries, or how similar two texts are.
+
+        A model whose files are an embedding model's (a `modules.json` with a pooling) gives the
+        cosine of the two vectors, any other model a Qwen3-Reranker's probability, as `rerank`.
+
+        Args:
+            queries: a text, for each document; or as many as there are documents.
+            documents: a text, or several.
+            instruction: as in `rerank`; not for embedding models.
+            use_tqdm: as in `LLM.generate`.
+
+        Returns:
+            One score for each document, in order.
+
+        Raises:
+            TypeError, ValueError: as in `rerank`; or the numbers of texts differ.
+            ModelLoadError: the model's `modules.json` is damaged.
+            StepError: as in `decide`.
+        """
+        self._handle.check_open()
+        loaded = self._handle.loaded
+        task = pair_task(
+            queries,
+            documents,
+            loaded.reader,
+            by_vectors=makes_vectors(loaded.directory),
+            instruction=instruction,
+        )
+        return self._run(task, use_tqdm)
+
+    def _run[T](self, task: PoolingTask[T], use_tqdm: bool | Callable[..., Any]) -> T:
+        return run_task(self._handle.driver, self._handle.head, task, use_tqdm=use_tqdm)

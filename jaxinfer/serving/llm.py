@@ -12,41 +12,36 @@ from typing import Any
 from jax.sharding import Mesh
 
 from jaxinfer.beam_search import BeamSearchOutput, BeamSearchParams
-from jaxinfer.decisions import Decision
 from jaxinfer.inputs import tokens_prompt
 from jaxinfer.model.config import ModelConfig
 from jaxinfer.model.sharding import ShardingRules
 from jaxinfer.model.text.tokenizer import Tokenizer
-from jaxinfer.outputs import EmbeddingOutput, RequestOutput, ScoreOutput
+from jaxinfer.outputs import RequestOutput
 from jaxinfer.profiling.host_time import StepTime
 from jaxinfer.profiling.memory.report import MemoryReport
 from jaxinfer.profiling.report import ProfileReport
 from jaxinfer.profiling.schedule import ProfileSchedule
-from jaxinfer.reranking import RankedDocument
 from jaxinfer.rollouts.arrays import Rollouts
 from jaxinfer.rollouts.mapping import ParamsMapping
 from jaxinfer.rollouts.rollout import choose_pad, rollout_params, run_rollouts
 from jaxinfer.sampling_params import SamplingParams
-from jaxinfer.serving.beam_search import search_beams
+from jaxinfer.serving.beams.beam_search import search_beams
 from jaxinfer.serving.chat_prompts import chat_prompts, truncates_prompts
-from jaxinfer.serving.door import Door
 from jaxinfer.serving.driver.async_stream import stream_request_async
 from jaxinfer.serving.driver.blocking_calls import run_requests
 from jaxinfer.serving.driver.blocking_stream import stream_request
 from jaxinfer.serving.driver.pauses import InFlightPolicy
 from jaxinfer.serving.driver.sleep_state import PauseMode, SleepTag
-from jaxinfer.serving.embedding import embedding_output, embedding_requests
 from jaxinfer.serving.engine.metrics import Metric
 from jaxinfer.serving.handle_start import start_handle
-from jaxinfer.serving.judge import Judge
 from jaxinfer.serving.memory_handover import MemoryHandover
+from jaxinfer.serving.pooling.task import ONLY_POOLS
+from jaxinfer.serving.pooling_door import PoolingDoor
 from jaxinfer.serving.profiles import Profiles
-from jaxinfer.serving.requests.new_request import NewRequest
 from jaxinfer.serving.sampling.sampler import CustomSampler, LogitsProcessor
-from jaxinfer.serving.scoring import read_score_inputs, score_output
 
 
-class LLM(Door):
+class LLM(PoolingDoor):
     """A model that generates, chats and scores.
 
     All methods may be called from several threads; requests of all of them share the batch, which a
@@ -83,7 +78,7 @@ class LLM(Door):
         profiles: records what the engine does.
         weights: swaps the weights.
         handover: pauses the engine, and gives its devices' memory to others.
-        judge: chooses between labels, and ranks documents.
+        judge: chooses between labels, ranks documents and scores pairs of texts.
 
     Raises:
         TypeError: an unknown keyword; names its nearest valid neighbour.
@@ -131,7 +126,6 @@ class LLM(Door):
         self._arguments = handle.arguments
         self.profiles = Profiles(handle)
         self.handover = MemoryHandover(handle)
-        self.judge = Judge(handle)
 
     def get_tokenizer(self) -> Tokenizer | None:
         """The tokenizer, by vLLM's name for it."""
@@ -217,6 +211,8 @@ class LLM(Door):
             ValueError: the template refuses or fails, or as in `generate`.
         """
         self._handle.check_open()
+        if self.engine_config.runner == "pooling":
+            raise ValueError(ONLY_POOLS)
         prompts = chat_prompts(
             messages,
             self._loaded.reader,
@@ -256,6 +252,8 @@ class LLM(Door):
             StepError: a request of a step failed.
         """
         self._handle.check_open()
+        if self.engine_config.runner == "pooling":
+            raise ValueError(ONLY_POOLS)
         return search_beams(
             functools.partial(self.generate, use_tqdm=False),
             prompts,
@@ -357,99 +355,6 @@ class LLM(Door):
         driver = self._handle.driver
         request = self._arguments.one(prompt, sampling_params, priority, request_id or "")
         return stream_request_async(driver, dataclasses.replace(request, kind="delta"), keeps=self)
-
-    def score(
-        self, inputs: Any, *others: Any, use_tqdm: bool | Callable[..., Any] = False
-    ) -> list[ScoreOutput]:
-        """Log-probabilities of given tokens, at temperature 1.
-
-        Args:
-            inputs: a prompt as in `generate` (every token but the first is scored), a tuple
-                (context, continuation) of strings or token ids (the continuation is scored), or a
-                list of these.
-            others: nothing may follow by position.
-            use_tqdm: as in `generate`.
-
-        Returns:
-            One output for each input, in order.
-
-        Raises:
-            TypeError, ValueError: as in `generate`.
-            StepError: the model's output for an input was not finite.
-        """
-        driver = self._handle.driver
-        if others:
-            raise TypeError(
-                "score() takes one argument beside use_tqdm=...; write score((context, "
-                "continuation)) to score a continuation, score([text, text]) for several texts"
-            )
-        prompts, starts = read_score_inputs(inputs, self._loaded.reader)
-        params = SamplingParams(prompt_logprobs=0)
-        requests = [NewRequest(prompt=p, params=params, prefill_only=True) for p in prompts]
-        outputs = run_requests(driver, requests, use_tqdm=use_tqdm)
-        return [score_output(o, start) for o, start in zip(outputs, starts, strict=True)]
-
-    def embed(
-        self,
-        prompts: Any,
-        *,
-        dimensions: int | None = None,
-        prompt_name: str | None = None,
-        normalize: bool = True,
-        use_tqdm: bool | Callable[..., Any] = False,
-    ) -> list[EmbeddingOutput]:
-        """Texts as vectors: the model's final hidden state at each text's last token.
-
-        Nothing is sampled, so that a text may have all tokens of the model's length. Texts share
-        steps, pages and cached prefixes with all other requests.
-
-        Args:
-            prompts: as in `generate`.
-            dimensions: keep this many leading numbers of each vector, of a model whose files say
-                that it is trained for it (`is_matryoshka` or `matryoshka_dimensions`).
-            prompt_name: put this prompt of the model's `config_sentence_transformers.json` in
-                front of each text.
-            normalize: make each vector's Euclidean norm 1.
-            use_tqdm: as in `generate`.
-
-        Returns:
-            One output for each prompt, in order.
-
-        Raises:
-            TypeError, ValueError: as in `generate`; the model's vectors can't be cut so, it has no
-                such prompt, or its files ask for another pooling than that of the last token.
-            ModelLoadError: one of these files is damaged.
-            StepError: the model's output for a prompt was not finite.
-        """
-        driver, reader, model = self._handle.driver, self._loaded.reader, self.embedding_model
-        requests = embedding_requests(
-            model, prompts, reader, dimensions=dimensions, prompt_name=prompt_name
-        )
-        outputs = run_requests(driver, requests, use_tqdm=use_tqdm)
-        return [
-            embedding_output(output, normalize=normalize, dimensions=dimensions)
-            for output in outputs
-        ]
-
-    def decide(
-        self, prompts: Any, labels: Sequence[str], *, use_tqdm: bool | Callable[..., Any] = False
-    ) -> list[Decision]:
-        """Probabilities of labels after prompts, from one prefill: see `Judge.decide`."""
-        return self.judge.decide(prompts, labels, use_tqdm=use_tqdm)
-
-    def rerank(
-        self,
-        query: str,
-        documents: Sequence[str],
-        *,
-        instruction: str | None = None,
-        top_n: int | None = None,
-        use_tqdm: bool | Callable[..., Any] = False,
-    ) -> list[RankedDocument]:
-        """Documents by their relevance to a query, by a Qwen3-Reranker: see `Judge.rerank`."""
-        return self.judge.rerank(
-            query, documents, instruction=instruction, top_n=top_n, use_tqdm=use_tqdm
-        )
 
     def add_request(
         self,

@@ -357,12 +357,6 @@ def test_bad_score_inputs_are_named(llm, inputs, kind, text):
         llm.score(inputs)
 
 
-@pytest.mark.parametrize("more", ["b", True])
-def test_scoring_takes_no_second_text(llm, more):
-    with pytest.raises(TypeError, match=r"write score\(\(context, continuation\)\)"):
-        llm.score("a", more)
-
-
 def test_async_streams_of_one_loop_add_up_to_the_answers(llm):
     async def collect(prompt, params):
         return [delta async for delta in llm.astream(prompt, params)]

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Any, Protocol
 from jaxinfer.model.text.tokenizer import Tokenizer
 from jaxinfer.outputs import RequestOutput
 from jaxinfer.sampling_params import SamplingParams
-from jaxinfer.serving.embedding_model import EmbeddingModel
 from jaxinfer.serving.engine.metrics import Metric
 from jaxinfer.serving.parsers.answer_format import AnswerFormat
+from jaxinfer.serving.pooling.async_judge import AsyncJudge
+from jaxinfer.serving.pooling.embedding_model import EmbeddingModel
 
 if TYPE_CHECKING:  # its module imports JAX, which a front end does not load
     from jaxinfer.model.config import ModelConfig
@@ -36,6 +37,11 @@ class EngineClient(Protocol):
     @property
     def embedding_model(self) -> EmbeddingModel:
         """What the model's files say of its vectors; ModelLoadError or ValueError if bad."""
+        ...
+
+    @property
+    def judge(self) -> AsyncJudge:
+        """Reads the head, for decisions and relevance; raises as `generate` does at the call."""
         ...
 
     def get_default_sampling_params(self) -> SamplingParams:

@@ -26,7 +26,7 @@ MAX_MESSAGE_CHARS = 1000
 MAX_REPORTED = 5
 _MAX_ECHOED_CHARS = 200
 _PATH = re.compile(r"(?<![\w/:.])(?:/[\w.@+-]+){2,}/?")
-_WORD = re.compile(r"[a-z_]+")
+_WORD = re.compile(r"[a-z_]+[0-9]*")
 _KEY = re.compile(r"[a-z_]\w*")  # the names of types begin with capitals
 _TYPE_NAMES = frozenset(["str", "int", "float", "bool", "none"])
 

@@ -6,8 +6,10 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import msgspec
+import numpy as np
 
 from jaxinfer.serving.engine.metrics import Counter, Gauge, Histogram, Metric
+from jaxinfer.serving.pooling.task import HeadRows
 
 _MAX_FRAME_BYTES = 1 << 28
 _LENGTH_BYTES = 4
@@ -200,6 +202,17 @@ def metrics_to_message(metrics: Iterable[Metric]) -> list[list[Any]]:
 def metrics_from_message(message: Iterable[Any]) -> list[Metric]:
     """The inverse of `metrics_to_message`."""
     return [_METRICS[name](**fields) for name, fields in message]
+
+
+def pack_head_rows(head: HeadRows) -> list[Any]:
+    """Plain values from which `unpack_head_rows` restores rows of the head."""
+    return [head.version, list(head.rows.shape), head.rows.astype("<f4").tobytes()]
+
+
+def unpack_head_rows(message: Sequence[Any]) -> HeadRows:
+    """The inverse of `pack_head_rows`."""
+    version, shape, data = message
+    return HeadRows(np.frombuffer(data, np.dtype("<f4")).reshape(shape), version)
 
 
 ToEngine = Add | End | Call

@@ -17,15 +17,21 @@ from jaxinfer.outputs import TIMEOUT, EmbeddingOutput, RequestOutput
 from jaxinfer.sampling_params import SamplingParams
 from jaxinfer.server.service.description import EngineDescription, engine_message
 from jaxinfer.server.service.engine_link import EngineLink
-from jaxinfer.server.service.messages import Add, End, Step, metrics_from_message
+from jaxinfer.server.service.messages import Add, End, Step, metrics_from_message, unpack_head_rows
 from jaxinfer.server.service.remote_request import RemoteRequest
 from jaxinfer.server.service.scores import scores_of_rows
-from jaxinfer.serving.async_embedding import embed_all
 from jaxinfer.serving.driver.sleep import check_level, check_mode
 from jaxinfer.serving.driver.sleep_state import PauseMode, SleepTag
-from jaxinfer.serving.embedding_model import EmbeddingModel, read_embedding_model
 from jaxinfer.serving.engine.metrics import Metric
 from jaxinfer.serving.parsers.answer_format import AnswerFormat
+from jaxinfer.serving.pooling.async_judge import AsyncJudge
+from jaxinfer.serving.pooling.embedding import embedding_task
+from jaxinfer.serving.pooling.embedding_model import (
+    EmbeddingModel,
+    makes_vectors,
+    read_embedding_model,
+)
+from jaxinfer.serving.pooling.task import ONLY_POOLS, HeadRows
 from jaxinfer.serving.requests.new_request import NewRequest, wanted_outputs
 from jaxinfer.serving.requests.prompts import match_params, split_prompts
 
@@ -161,6 +167,9 @@ class RemoteLLM:
         (given,) = match_params(sampling_params, 1, self._description.default_params)
         params = self._checked(given)
         prefill_only = prefill_only or pooled
+        only_pools = self._description.config.runner == "pooling"
+        if only_pools and (not pooled or params.prompt_logprobs is not None):
+            raise ValueError(ONLY_POOLS)
         (checked,) = self._reader.read_parts(
             parts, [self._reader.prompt_limit(params)], num_outputs=0 if prefill_only else 1
         )
@@ -198,15 +207,32 @@ class RemoteLLM:
             JaxinferError: the engine can't take them, as for `generate`.
         """
         self._check_open()
-        return await embed_all(
+        task = embedding_task(
             self.embedding_model,
             prompts,
             self._reader,
-            self._stream,
             dimensions=dimensions,
             prompt_name=prompt_name,
             normalize=normalize,
         )
+        return await self.judge.run(task)
+
+    @property
+    def judge(self) -> AsyncJudge:
+        """Chooses between labels, ranks documents and scores pairs of texts.
+
+        Raises:
+            JaxinferError, RuntimeError: the engine can't take requests, as for `generate`.
+        """
+        self._check_open()
+        directory = self._description.directory
+        return AsyncJudge(
+            self._reader, lambda: makes_vectors(directory), self._stream, self._head_rows
+        )
+
+    async def _head_rows(self, token_ids: tuple[int, ...]) -> HeadRows:
+        """Rows of the head for logits of a few tokens: see `HeadReader.read`."""
+        return unpack_head_rows(await self._call("head_rows", list(token_ids)))
 
     async def abort(self, request_id: str | Iterable[str]) -> None:
         """End all requests of these names that came through this front end.

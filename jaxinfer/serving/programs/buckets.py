@@ -43,6 +43,7 @@ class Buckets:
         sharing: sizes of decode steps that read keys shared by rows only once. Their tables are
             always full width. Empty if kernels treat each row separately.
         rows_in_item: number of rows whose shared keys are read at once.
+        generates: whether steps sample; if not, there are prefill buckets only (`for_pooling`).
     """
 
     prefill: tuple[tuple[int, int], ...]
@@ -57,6 +58,7 @@ class Buckets:
     wide_rows: tuple[int, ...]
     sharing: tuple[int, ...] = ()
     rows_in_item: int = 0
+    generates: bool = True
 
     def samples_at_once(self, rows: int, mode: SamplerMode) -> bool:
         """True if a decode step of that many rows has its sampler in the same program."""

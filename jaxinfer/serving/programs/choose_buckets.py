@@ -1,6 +1,7 @@
 """Chooses an engine's buckets: dense on a GPU, few on a CPU."""
 
 import bisect
+import dataclasses
 from collections.abc import Sequence
 
 from jaxinfer.serving.programs.buckets import MOST_FULL_ROWS, MULTI_STEP_ROWS, Buckets, at_least
@@ -112,6 +113,24 @@ def choose_buckets(
             if rows_in_item and size >= _SHARING_ROWS[0]
         ),
         rows_in_item=rows_in_item,
+    )
+
+
+def for_pooling(buckets: Buckets) -> Buckets:
+    """The shapes of an engine that reads prompts, and samples and scores nothing."""
+    return dataclasses.replace(
+        buckets,
+        scored=(),
+        rows=(),
+        sampled_rows=(),
+        multi_step_rows=(),
+        num_steps=1,
+        full_rows=(),
+        mixed_rows=(),
+        widths=buckets.widths[-1:],
+        wide_rows=(),
+        sharing=(),
+        generates=False,
     )
 
 

@@ -4,7 +4,7 @@ from typing import Any
 
 from jaxinfer.kernels.policy import Kernels
 from jaxinfer.serving.programs.buckets import Buckets
-from jaxinfer.serving.programs.kinds.kind import ProgramKey
+from jaxinfer.serving.programs.kinds.kind import ProgramKey, ProgramKind
 from jaxinfer.serving.programs.kinds.registry import KINDS, kind_of
 from jaxinfer.serving.programs.programs import Program, Programs
 
@@ -16,12 +16,17 @@ def all_programs(buckets: Buckets, *, swaps: bool) -> list[ProgramKey]:
         buckets: the shapes.
         swaps: whether blocks move to host memory.
     """
-    return [key for kind in KINDS.values() for key in kind.keys(buckets, swaps=swaps)]
+    return [key for kind in _kinds(buckets) for key in kind.keys(buckets, swaps=swaps)]
 
 
 def largest_programs(buckets: Buckets, kernels: Kernels) -> list[ProgramKey]:
     """Candidates for the largest peak memory, the slowest to compile first."""
-    return [key for kind in KINDS.values() for key in kind.largest(buckets, kernels)]
+    return [key for kind in _kinds(buckets) for key in kind.largest(buckets, kernels)]
+
+
+def _kinds(buckets: Buckets) -> list[ProgramKind[Any]]:
+    """The kinds of programs that an engine of these shapes has."""
+    return [kind for kind in KINDS.values() if buckets.generates or kind.pools]
 
 
 def program_of(programs: Programs, key: ProgramKey) -> Program:

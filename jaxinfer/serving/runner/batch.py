@@ -23,7 +23,7 @@ class Batch:
         packed: int32 ``[shape.size]``, laid out by `shape`.
         mode: what the sampler must be able to do.
         forward: the program that feeds it.
-        draw: the program that samples then; None if `forward` does.
+        draw: the program that samples then; None if `forward` does, or nothing samples.
         edits: what slots must be told before.
         counts: known tokens to count in slots before.
         readouts: what rows want beside tokens, each with the array that it reads on the device.

@@ -5,8 +5,10 @@ from concurrent.futures import Future
 from typing import NamedTuple
 
 import jax
+import numpy as np
 
 from jaxinfer.serving.programs.resident import StepOutputs
+from jaxinfer.serving.requests.result import OK
 from jaxinfer.serving.runner.batch import Batch
 from jaxinfer.serving.runner.readouts.readout import Readout
 from jaxinfer.serving.scheduler.schedule import Schedule, ScheduledRow
@@ -31,16 +33,29 @@ class InFlightStep(NamedTuple):
 
     Attributes:
         sampled: int32 ``[B, columns]``, or ``[positions, B, columns]`` of a step that verifies or a
-            multi-step decode, in pinned host memory once the device is done.
+            multi-step decode, in pinned host memory once the device is done. Where nothing samples,
+            the last array of the step.
         readouts: on the device.
         rows: the schedule's rows.
         proposed: each row's proposed tokens, if some row had any.
+        samples: whether tokens were sampled.
     """
 
     sampled: jax.Array
     readouts: Mapping[Readout, jax.Array]
     rows: Sequence[ScheduledRow]
     proposed: Sequence[Sequence[int]] | None = None
+    samples: bool = True
+
+
+def unsampled(step: InFlightStep) -> np.ndarray:
+    """Wait for a step that sampled nothing; int32 ``[rows, 2]`` in the place of its tokens.
+
+    Raises:
+        Exception: the device's own, of that step.
+    """
+    step.sampled.block_until_ready()
+    return np.full((len(step.rows), 2), OK, np.int32)
 
 
 class Launched(NamedTuple):

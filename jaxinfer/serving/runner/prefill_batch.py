@@ -41,7 +41,7 @@ def pack_prefill(
     shape = buckets.prefill_shape(total, len(rows), all_tokens=all_tokens)
     packed, mode = pack(shape, step), choose_mode(shape.rows)
     readouts = {each: each.pack(rows, shape.tokens) for each in wanted}
-    draw: ProgramKey = SamplerKey(shape.rows, mode)
+    draw: ProgramKey | None = SamplerKey(shape.rows, mode) if buckets.generates else None
     verify = None
     if verifies:
         verify = _verified(rows, shape.rows, schedule.num_proposed)

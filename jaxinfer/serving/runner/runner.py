@@ -22,7 +22,7 @@ from jaxinfer.serving.runner.ahead_of_time import compile_ahead
 from jaxinfer.serving.runner.batch_builder import BatchBuilder
 from jaxinfer.serving.runner.device_params import ParamsWriter
 from jaxinfer.serving.runner.engine_plan import EnginePlan
-from jaxinfer.serving.runner.in_flight import InFlightStep, Launched, UnsampledStep
+from jaxinfer.serving.runner.in_flight import InFlightStep, Launched, UnsampledStep, unsampled
 from jaxinfer.serving.runner.launch_thread import LaunchThread
 from jaxinfer.serving.runner.runner_memory import RunnerMemory
 from jaxinfer.serving.runner.step_launcher import StepLauncher
@@ -231,7 +231,7 @@ class Runner:
                 `reset_cache`.
         """
         read = cast(InFlightStep, step.result.result())
-        sampled = np.asarray(read.sampled)
+        sampled = np.asarray(read.sampled) if read.samples else unsampled(read)
         readouts = {
             readout.name: readout.unpack(np.asarray(values), read.rows)
             for readout, values in read.readouts.items()

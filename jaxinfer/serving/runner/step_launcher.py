@@ -107,7 +107,7 @@ class StepLauncher:
         schedule, batch, outputs = step
         if batch.draw is not None:
             outputs = self._run(batch.draw, outputs, self._upload(batch.verify))
-        sampled = cast(jax.Array, outputs.sampled)
+        sampled = outputs.newest
         self._inputs.read_by(sampled)  # small arrays kept on a device would move others
         readouts = {
             each: each.launch(self.resident.head, outputs, self._upload(packed), self._program)
@@ -118,7 +118,8 @@ class StepLauncher:
             values.copy_to_host_async()
         rows = schedule.rows
         proposed = [row.proposed_token_ids for row in rows] if schedule.num_proposed else None
-        return InFlightStep(sampled, readouts, rows, proposed)
+        samples = outputs.sampled is not None
+        return InFlightStep(sampled, readouts, rows, proposed, samples=samples)
 
     def _run(self, key: ProgramKey, before: StepOutputs, given: Any) -> StepOutputs:
         self.resident, outputs = step_kind_of(key).run(

@@ -28,7 +28,7 @@ from jaxinfer.serving.compile.eager import EagerProgram, check_eager
 from jaxinfer.serving.compile.jax_settings import check_matmul_precision
 from jaxinfer.serving.compile.lowering import Lowering, start_lowering
 from jaxinfer.serving.programs.buckets import Buckets
-from jaxinfer.serving.programs.choose_buckets import choose_buckets
+from jaxinfer.serving.programs.choose_buckets import choose_buckets, for_pooling
 from jaxinfer.serving.programs.kinds.kind import ProgramKey
 from jaxinfer.serving.programs.peer_buffers import have_peer_buffers, reach_each_other
 from jaxinfer.serving.programs.program_set import (
@@ -121,7 +121,8 @@ def plan_engine(
     max_model_len = _max_model_len(programs, engine_config, devices, fewest)
     weight_bytes = memory.bytes_per_device(params)
     shapes = functools.partial(
-        choose_buckets,
+        _shapes,
+        engine_config,
         max_num_seqs=engine_config.max_num_seqs,
         max_num_batched_tokens=engine_config.token_budget(device.platform),
         block_size=engine_config.block_size,
@@ -188,6 +189,11 @@ def plan_engine(
         mark,
         slot_bytes=memory.bytes_per_device((programs.last_tokens, programs.slot_state)),
     )
+
+
+def _shapes(config: EngineConfig, **sizes: Any) -> Buckets:
+    buckets = choose_buckets(**sizes)
+    return for_pooling(buckets) if config.runner == "pooling" else buckets
 
 
 def choose_attention(

@@ -67,8 +67,24 @@ def test_vectors_are_those_of_an_engine_in_one_process(service):
         assert each.embedding == pytest.approx(vector, abs=1e-5)
 
 
+def test_decisions_and_relevance_are_those_of_an_engine_in_one_process(service):
+    labels, documents = [" there", " a"], ["A red kite.", "Gravity is a force."]
+    with LLM(max_num_seqs=4, num_kv_blocks=200, max_model_len=800, show_progress=False) as llm:
+        (decision,) = llm.decide(PROMPT, labels)
+        ranked = llm.rerank("A kite?", documents)
+    body = {"prompt": PROMPT, "labels": labels}
+    (found,) = service.client.post("/decisions", body=body, cast_to=object)["data"]
+    assert found["probabilities"] == pytest.approx(decision.probabilities, abs=1e-5)
+    body = {"query": "A kite?", "documents": documents}
+    results = service.client.post("/rerank", body=body, cast_to=object)["results"]
+    assert [each["index"] for each in results] == [each.index for each in ranked]
+    for result, own in zip(results, ranked, strict=True):
+        assert result["relevance_score"] == pytest.approx(own.relevance_score, abs=1e-5)
+
+
 def test_front_ends_load_no_jax(service):
     service.client.embeddings.create(model="jaxinfer", input=PROMPT)
+    service.client.post("/rerank", body={"query": "a", "documents": ["b"]}, cast_to=object)
     for child in service.children("front_end_process"):
         assert not any("jaxlib" in each.path for each in child.memory_maps())
 

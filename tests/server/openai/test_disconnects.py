@@ -103,9 +103,16 @@ def test_requests_end_while_their_prompts_run(port, engine):
         connection.close()
 
 
-def test_texts_whose_vectors_nobody_reads_end_with_their_client(port, engine):
-    body = {"input": [[i] * 240 for i in range(40, 60)]}
-    connection = send(port, "/v1/embeddings", body)
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/embeddings", {"input": [[i] * 240 for i in range(40, 60)]}),
+        ("/v1/decisions", {"prompt": [[i] * 240 for i in range(60, 80)], "labels": ["a", "b"]}),
+        ("/rerank", {"query": "a fox", "documents": [f"{i} " * 90 for i in range(20)]}),
+    ],
+)
+def test_prompts_whose_answer_nobody_reads_end_with_their_client(port, engine, path, body):
+    connection = send(port, path, body)
     wait_for(lambda: num_open(engine) > 10)
     before = num_aborted(engine)
     connection.close()

@@ -6,7 +6,7 @@ import base64
 import numpy as np
 import pytest
 
-from jaxinfer.serving.embedding_model import EmbeddingModel
+from jaxinfer.serving.pooling.embedding_model import EmbeddingModel
 from tests.server.openai.fake_engine import FakeEngine
 
 STORY = "Once upon a time"

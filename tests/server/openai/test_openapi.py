@@ -92,6 +92,8 @@ def test_every_answer_is_as_documented(api, count):
 
 BODIES = ["/v1/completions", "/v1/chat/completions", "/v1/responses", "/tokenize", "/detokenize"]
 BODIES += ["/v1/messages", "/v1/messages/count_tokens", "/v1/embeddings"]
+BODIES += ["/rerank", "/v1/rerank", "/v2/rerank", "/score", "/v1/score", "/v1/decisions"]
+BODIES += ["/classify", "/v1/classify"]
 # Of few valid requests each is made once.
 PARAMETERS = {"/pause": {200, 400}, "/sleep": {200, 400}, "/wake_up": {200, 400}}
 PARAMETERS["/v1/models/{name}"] = {404}

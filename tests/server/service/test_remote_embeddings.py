@@ -10,7 +10,7 @@ from jaxinfer.server.engine_service import engine_server
 from jaxinfer.server.service.engine_link import EngineLink
 from jaxinfer.server.service.limits import ServiceLimits
 from jaxinfer.server.service.remote_llm import RemoteLLM
-from jaxinfer.serving.embedding_model import EmbeddingModel
+from jaxinfer.serving.pooling.embedding_model import EmbeddingModel
 from tests.serving.small_llm import CONFIG, GREEDY, PROMPTS, small_llm
 
 

@@ -10,9 +10,9 @@ from jaxinfer.model.checkpoint.hub import BUNDLED_MODEL
 from jaxinfer.model.text.tokenizer import Tokenizer
 from jaxinfer.sampling_params import SamplingParams
 from jaxinfer.serving.chat_prompts import chat_prompts
+from jaxinfer.serving.pooling.scoring import read_score_inputs
 from jaxinfer.serving.requests.packed_ids import pack_ids
 from jaxinfer.serving.requests.prompts import PromptReader, match_params
-from jaxinfer.serving.scoring import read_score_inputs
 from tests.model.text.small_tokenizer import build_backend
 
 TOKENIZER = Tokenizer(build_backend())

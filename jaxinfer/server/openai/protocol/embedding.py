@@ -4,8 +4,7 @@ from typing import Annotated, Any, ClassVar, Literal, TypedDict
 
 from pydantic import Field, WithJsonSchema, field_validator
 
-from jaxinfer.server.openai.protocol.answers import PromptTokensDetails
-from jaxinfer.server.openai.protocol.base import ClientFields
+from jaxinfer.server.openai.protocol.pooling import PoolingBody, PoolingUsage
 from jaxinfer.server.openai.protocol.prompts import (
     PROMPT_SCHEMA,
     TextOrTokens,
@@ -14,10 +13,9 @@ from jaxinfer.server.openai.protocol.prompts import (
 )
 
 _MAX_INT32 = 2**31 - 1
-_INT64 = 2**63
 
 
-class EmbeddingBody(ClientFields):
+class EmbeddingBody(PoolingBody):
     """A request for texts as vectors."""
 
     hints: ClassVar = {
@@ -27,7 +25,6 @@ class EmbeddingBody(ClientFields):
         "use_activation": "write normalize",
     }
 
-    model: str | None = Field(None, description="A served name; left out, the one there is.")
     input: Annotated[Any, WithJsonSchema(PROMPT_SCHEMA)]
     encoding_format: Literal["float", "base64"] | None = Field(
         None, description="float; base64 is of float32 values, little-endian."
@@ -40,11 +37,6 @@ class EmbeddingBody(ClientFields):
         None, description="The model's own prompt to put in front of each text."
     )
     add_special_tokens: bool | None = None
-    priority: Annotated[int, Field(ge=-_INT64, lt=_INT64)] | None = None
-    cache_salt: Annotated[str, Field(min_length=1, max_length=1024)] | None = None
-    request_id: Annotated[str, Field(max_length=1024)] | None = Field(
-        None, description="Returned as the header X-Request-Id; nothing is looked up by it."
-    )
 
     @field_validator("input", mode="after")
     @classmethod
@@ -66,14 +58,6 @@ class Embedding(TypedDict):
     embedding: list[float] | str
 
 
-class EmbeddingUsage(TypedDict):
-    """Tokens of all inputs."""
-
-    prompt_tokens: int
-    total_tokens: int
-    prompt_tokens_details: PromptTokensDetails
-
-
 class EmbeddingAnswer(TypedDict):
     """An answer, with a vector for each input in order."""
 
@@ -83,4 +67,4 @@ class EmbeddingAnswer(TypedDict):
     model: str
     system_fingerprint: str
     data: list[Embedding]
-    usage: EmbeddingUsage
+    usage: PoolingUsage

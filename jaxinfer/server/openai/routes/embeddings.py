@@ -1,7 +1,6 @@
 """The route `POST /v1/embeddings`: texts as vectors."""
 
 import base64
-from collections.abc import Sequence
 
 import numpy as np
 from fastapi import APIRouter
@@ -10,26 +9,24 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from jaxinfer.outputs import RequestOutput
-from jaxinfer.sampling_params import RequestOutputKind, SamplingParams
 from jaxinfer.server.openai.answering.head import head
 from jaxinfer.server.openai.answering.json_answer import json_answer
+from jaxinfer.server.openai.answering.pooling import pooled, read_inputs, usage_of
 from jaxinfer.server.openai.errors import client_errors, invalid
-from jaxinfer.server.openai.front import Front, Job, finals, front_of
+from jaxinfer.server.openai.front import Front, front_of
 from jaxinfer.server.openai.protocol.embedding import (
     Embedding,
     EmbeddingAnswer,
     EmbeddingBody,
-    EmbeddingUsage,
 )
 from jaxinfer.server.openai.protocol.prompts import TextOrTokens
 from jaxinfer.server.openai.route import ApiRoute
 from jaxinfer.server.openai.sse import encode
-from jaxinfer.serving.embedding import embedding_output
+from jaxinfer.serving.pooling.embedding import embedding_output
 
 router = APIRouter(route_class=ApiRoute)
 
 _FIELDS = ("dimensions", "prompt_name")
-_PARAMS = SamplingParams(output_kind=RequestOutputKind.FINAL_ONLY)
 _CHARS_OF_A_NUMBER = 22
 
 
@@ -40,11 +37,13 @@ async def embed(body: EmbeddingBody, request: Request) -> Response:
     front.check_model(body.model)
     given = _inputs(body, front)
     begin = head("list", "embd", front)
-    outputs = await finals(await front.start(await _jobs(body, given, begin["id"], front)))
+    special = body.add_special_tokens
+    prompts = await read_inputs(given, body, front, name="input", add_special_tokens=special)
+    outputs = await pooled(prompts, body, begin["id"], front)
 
     def answer() -> Response:
         data = [Raw(encode(_embedding(body, i, output))) for i, output in enumerate(outputs)]
-        return json_answer({**begin, "data": data, "usage": _usage(outputs)}, body.request_id)
+        return json_answer({**begin, "data": data, "usage": usage_of(outputs)}, body.request_id)
 
     numbers = sum(len(output.embedding or ()) for output in outputs)
     return await front.write(answer, numbers * _CHARS_OF_A_NUMBER)
@@ -68,29 +67,6 @@ def _inputs(body: EmbeddingBody, front: Front) -> list[TextOrTokens]:
     return [prefix + text for text in texts]
 
 
-async def _jobs(
-    body: EmbeddingBody, inputs: Sequence[TextOrTokens], label: str, front: Front
-) -> list[Job]:
-    special = body.add_special_tokens
-    prompts = await front.prompts.read(
-        inputs,
-        name="input",
-        num_outputs=0,
-        add_special_tokens=True if special is None else special,
-        cache_salt=body.cache_salt,
-    )
-    return [
-        Job(
-            prompt=prompt,
-            params=_PARAMS,
-            label=f"{label}-{i}",
-            priority=body.priority or 0,
-            pooled=True,
-        )
-        for i, prompt in enumerate(prompts)
-    ]
-
-
 def _embedding(body: EmbeddingBody, index: int, output: RequestOutput) -> Embedding:
     normalize = body.normalize is not False
     vector = embedding_output(output, normalize=normalize, dimensions=body.dimensions).embedding
@@ -99,13 +75,3 @@ def _embedding(body: EmbeddingBody, index: int, output: RequestOutput) -> Embedd
     else:
         written = vector.tolist()
     return {"object": "embedding", "index": index, "embedding": written}
-
-
-def _usage(outputs: Sequence[RequestOutput]) -> EmbeddingUsage:
-    tokens = sum(len(output.prompt_token_ids) for output in outputs)
-    cached = sum(output.num_cached_tokens for output in outputs)
-    return {
-        "prompt_tokens": tokens,
-        "total_tokens": tokens,
-        "prompt_tokens_details": {"cached_tokens": cached},
-    }

@@ -1,4 +1,4 @@
-"""Routes for other kinds of models (scores, classes, speech): a clear error, not a 404."""
+"""Routes for other kinds of models, such as of speech: a clear error, not a 404."""
 
 from fastapi import APIRouter
 
@@ -9,7 +9,6 @@ router = APIRouter(route_class=ApiRoute)
 
 _MISSING = {
     "pooling head": ("/pooling",),
-    "scoring head": ("/score", "/v1/score", "/rerank", "/v1/rerank", "/v2/rerank", "/classify"),
     "speech or images": ("/v1/audio/transcriptions", "/v1/audio/speech", "/v1/images/generations"),
 }
 

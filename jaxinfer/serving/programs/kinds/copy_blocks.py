@@ -31,6 +31,7 @@ class SwapKind(ProgramKind[SwapKey]):
     """Programs that copy blocks, keyed by their number and direction; not warmed up."""
 
     key_type = SwapKey
+    pools = True
     is_slow_to_trace = False
 
     def keys(self, buckets: Buckets, *, swaps: bool) -> Sequence[SwapKey]:

@@ -24,13 +24,14 @@ class PrefillKind(StepKind[PrefillShape]):
     """Programs of prefill steps, keyed by bucket."""
 
     key_type = PrefillShape
+    pools = True
 
     def keys(self, buckets: Buckets, *, swaps: bool) -> Sequence[PrefillShape]:
         """Every prefill bucket."""
         return buckets.prefill_shapes()[::-1]
 
     def largest(self, buckets: Buckets, kernels: Kernels) -> Sequence[PrefillShape]:
-        """The largest bucket that scores prompts."""
+        """The largest bucket, which scores prompts where there is one that does."""
         return buckets.prefill_shapes()[-1:]
 
     def program(self, programs: Programs, key: PrefillShape) -> Program:

@@ -13,7 +13,7 @@ from jaxinfer.model.text.tokenizer import Tokenizer
 from jaxinfer.outputs import RequestOutput
 from jaxinfer.progress import ProgressBar
 from jaxinfer.sampling_params import SamplingParams
-from jaxinfer.serving.beam_rules import (
+from jaxinfer.serving.beams.beam_rules import (
     Beam,
     ScoredBeam,
     Search,

@@ -111,15 +111,31 @@ def read_embedding_model(
     )
 
 
+def makes_vectors(directory: Path | None) -> bool:
+    """True for a directory of an embedding model: Sentence Transformers' files name its pooling.
+
+    Raises:
+        ModelLoadError: the file that lists its modules is damaged.
+    """
+    if directory is None or not has_file(directory, _MODULES):
+        return False
+    return any(kind == "Pooling" for kind, _ in _modules(directory))
+
+
+def _modules(directory: Path) -> list[tuple[str, str]]:
+    """The kinds of a directory's modules, each with the path of its files."""
+    try:
+        modules = json.loads(read_text(directory, _MODULES, _MOST_BYTES))
+        return [(module["type"].rsplit(".", 1)[-1], module["path"]) for module in modules]
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        file = directory / _MODULES
+        raise ModelLoadError(f'{file}: must be a list of objects with "type" and "path"') from None
+
+
 def _check_modules(directory: Path) -> None:
     """Refuse a Sentence-Transformers directory whose vectors are made in another way."""
     file = directory / _MODULES
-    try:
-        modules = json.loads(read_text(directory, _MODULES, _MOST_BYTES))
-        kinds = [(module["type"].rsplit(".", 1)[-1], module["path"]) for module in modules]
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
-        raise ModelLoadError(f'{file}: must be a list of objects with "type" and "path"') from None
-    for kind, path in kinds:
+    for kind, path in _modules(directory):
         if kind not in _KNOWN_MODULES:
             raise ValueError(
                 f"{file} has a module {kind[:100]!r}, which the engine does not run; it makes "

@@ -9,7 +9,7 @@ import pytest
 from jaxinfer import LLM, BeamSearchParams, StepError
 from jaxinfer.logprobs import Logprob
 from jaxinfer.outputs import CompletionOutput, RequestOutput
-from jaxinfer.serving.beam_search import search_beams
+from jaxinfer.serving.beams.beam_search import search_beams
 from jaxinfer.serving.requests.prompts import PromptReader
 from tests.lazy import torch
 from tests.model import small_models

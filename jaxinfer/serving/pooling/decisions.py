@@ -7,11 +7,36 @@ import numpy as np
 
 from jaxinfer.checks import check_strings
 from jaxinfer.decisions import Decision
+from jaxinfer.outputs import RequestOutput
+from jaxinfer.serving.pooling.task import HeadRows, PoolingTask
+from jaxinfer.serving.pooling.token_logits import PromptLogits, prompt_logits
+from jaxinfer.serving.requests.new_request import Prompt
 from jaxinfer.serving.requests.prompts import PromptReader
-from jaxinfer.serving.token_logits import PromptLogits
 
 MAX_LABELS = 1024
-_LONGEST_LABEL = 4096  # characters
+LONGEST_LABEL = 4096  # characters
+
+
+def decision_task(
+    prompts: Sequence[Prompt], labels: Any, reader: PromptReader
+) -> PoolingTask[list[Decision]]:
+    """The task of a choice between labels after each of these prompts.
+
+    Args:
+        prompts: checked prompts.
+        labels: as the caller gave them.
+        reader: checks and tokenizes them.
+
+    Raises:
+        TypeError, ValueError: as of `read_labels`.
+    """
+    tokens = read_labels(labels, reader)
+    names = tuple(tokens)
+
+    def answer(outputs: Sequence[RequestOutput], head: HeadRows) -> list[Decision]:
+        return [decision(names, found) for found in prompt_logits(outputs, head)]
+
+    return PoolingTask(prompts, tuple(tokens.values()), answer)
 
 
 def read_labels(given: Any, reader: PromptReader) -> dict[str, int]:
@@ -26,7 +51,7 @@ def read_labels(given: Any, reader: PromptReader) -> dict[str, int]:
         ValueError: there are fewer than two, one is given twice, has no token of the model, or
             begins with the token of another; or there is no tokenizer.
     """
-    labels = check_strings("labels", given, MAX_LABELS, _LONGEST_LABEL)
+    labels = check_strings("labels", given, MAX_LABELS, LONGEST_LABEL)
     if len(labels) < 2:
         raise ValueError(
             f"labels has {len(labels)} entries; a decision needs at least two, so give them all"

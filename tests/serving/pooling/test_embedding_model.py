@@ -11,7 +11,7 @@ from jaxinfer import LLM, save_params
 from jaxinfer.errors import ModelLoadError
 from jaxinfer.model.checkpoint.hub import BUNDLED_MODEL
 from jaxinfer.model.text.tokenizer import Tokenizer
-from jaxinfer.serving.embedding_model import EmbeddingModel, read_embedding_model
+from jaxinfer.serving.pooling.embedding_model import EmbeddingModel, read_embedding_model
 from tests.model.text.small_tokenizer import write_tokenizer
 from tests.serving.small_llm import CONFIG, PROMPTS, small_llm, small_params
 

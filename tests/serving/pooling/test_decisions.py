@@ -10,8 +10,11 @@ from jax import numpy as jnp
 from jaxinfer import SamplingParams, StepError
 from jaxinfer.model.int8_params import quantize_params
 from jaxinfer.model.quantization import Int8Weights
-from jaxinfer.serving.decisions import decision
-from jaxinfer.serving.token_logits import TokenLogits
+from jaxinfer.serving.pooling.blocking_calls import run_task
+from jaxinfer.serving.pooling.decisions import decision
+from jaxinfer.serving.pooling.head_reader import HeadReader
+from jaxinfer.serving.pooling.task import PoolingTask
+from jaxinfer.serving.pooling.token_logits import prompt_logits
 from tests.serving.runner.tiny_runner import expected_logits, tiny_params
 from tests.serving.small_llm import (
     CONFIG,
@@ -98,8 +101,8 @@ def test_many_questions_share_the_prefix_of_their_prompts(llm):
 
 def test_rows_of_the_head_are_read_once_for_each_set_of_labels(llm, monkeypatch):
     calls = []
-    module = "jaxinfer.serving.token_logits"
-    original = TokenLogits._rows_of.__globals__["head_rows"]
+    module = "jaxinfer.serving.pooling.head_reader"
+    original = HeadReader.read.__globals__["head_rows"]
     monkeypatch.setattr(f"{module}.head_rows", lambda *args: (calls.append(1), original(*args))[1])
     for labels in (["x", "y"], ["x", "z"], ["x", "y"], ["x", "y"]):
         llm.decide(PROMPTS, labels)
@@ -107,10 +110,10 @@ def test_rows_of_the_head_are_read_once_for_each_set_of_labels(llm, monkeypatch)
 
 
 def test_the_oldest_rows_are_forgotten(llm, tokenizer, monkeypatch):
-    monkeypatch.setattr("jaxinfer.serving.token_logits._MOST_SETS", 2)
+    monkeypatch.setattr("jaxinfer.serving.pooling.head_reader._MOST_SETS", 2)
     for labels in (["x", "y"], ["x", "z"], ["y", "z"]):
         llm.decide(PROMPTS[:1], labels)
-    assert list(llm.judge._logits._rows) == [
+    assert list(llm._handle.head._rows) == [
         tuple(first_tokens(tokenizer, labels)) for labels in (["x", "z"], ["y", "z"])
     ]
 
@@ -128,9 +131,9 @@ def test_new_weights_decide_by_their_own_head(tokenizer):
 
 
 def test_weights_that_are_swapped_behind_a_prompt_are_an_error(tokenizer, monkeypatch):
-    module = "jaxinfer.serving.token_logits"
+    module = "jaxinfer.serving.pooling.blocking_calls"
     with small_llm(tokenizer=tokenizer) as llm:
-        run = TokenLogits.after.__globals__["run_requests"]
+        run = run_task.__globals__["run_requests"]
 
         def swap_after(*args, **kwargs):
             outputs = run(*args, **kwargs)
@@ -248,7 +251,8 @@ def test_a_head_on_several_processes_is_refused(llm, monkeypatch):
 
 
 def test_the_first_of_equal_labels_is_the_decision(llm):
-    (found,) = llm.judge._logits.after(llm._loaded.reader.read(PROMPTS[0]), (5, 5))
+    task = PoolingTask(llm._loaded.reader.read(PROMPTS[0]), (5, 5), prompt_logits)
+    (found,) = run_task(llm._handle.driver, llm._handle.head, task, use_tqdm=False)
     assert decision(["x", "y"], found).label == "x"
     assert decision(["x", "y"], found).probabilities == {"x": 0.5, "y": 0.5}
 

@@ -1,29 +1,27 @@
 """Vectors of texts, from prompts that run without sampling."""
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from jaxinfer.errors import StepError
 from jaxinfer.outputs import EmbeddingOutput, RequestOutput
-from jaxinfer.sampling_params import SamplingParams
-from jaxinfer.serving.embedding_model import EmbeddingModel
-from jaxinfer.serving.requests.new_request import NewRequest
+from jaxinfer.serving.pooling.embedding_model import EmbeddingModel
+from jaxinfer.serving.pooling.task import HeadRows, PoolingTask, vector_of
 from jaxinfer.serving.requests.prompts import PromptParts, PromptReader, split_prompts
 
-_PARAMS = SamplingParams()
 
-
-def embedding_requests(
+def embedding_task(
     model: EmbeddingModel,
     prompts: Any,
     reader: PromptReader,
     *,
     dimensions: int | None,
     prompt_name: str | None,
-) -> list[NewRequest]:
-    """The requests of a call, whose outputs go to `embedding_output`.
+    normalize: bool,
+) -> PoolingTask[list[EmbeddingOutput]]:
+    """The task of a call of `embed`.
 
     Args:
         model: that makes the vectors.
@@ -31,6 +29,7 @@ def embedding_requests(
         reader: checks and tokenizes them.
         dimensions: asked for; None for all.
         prompt_name: of the prompt to put in front of each text; None for none.
+        normalize: as of `embedding_output`.
 
     Raises:
         TypeError, ValueError: something can't be run; names it.
@@ -40,11 +39,13 @@ def embedding_requests(
     if prompt_name is not None:
         prefix = model.prompt(prompt_name)
         parts = [_after(prefix, part) for part in parts]
-    read = reader.read_parts(parts, [None] * len(parts), num_outputs=0)
-    return [
-        NewRequest(prompt=prompt, params=_PARAMS, kind="final", prefill_only=True, pooled=True)
-        for prompt in read
-    ]
+
+    def answer(outputs: Sequence[RequestOutput], _: HeadRows) -> list[EmbeddingOutput]:
+        return [
+            embedding_output(each, normalize=normalize, dimensions=dimensions) for each in outputs
+        ]
+
+    return PoolingTask(reader.read_parts(parts, [None] * len(parts), num_outputs=0), (), answer)
 
 
 def embedding_output(
@@ -60,9 +61,7 @@ def embedding_output(
     Raises:
         StepError: the request failed.
     """
-    if output.error is not None or output.embedding is None:
-        raise StepError(f"embedding failed: {output.error}") from output.cause
-    vector = np.asarray(output.embedding, np.float32)[:dimensions]
+    vector = vector_of(output)[:dimensions]
     norm = np.linalg.norm(vector)
     return EmbeddingOutput(output.prompt_token_ids, vector / norm if normalize and norm else vector)
 

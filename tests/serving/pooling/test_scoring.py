@@ -6,8 +6,8 @@ from jaxinfer.errors import StepError
 from jaxinfer.logprobs import Logprob
 from jaxinfer.model.text.tokenizer import Tokenizer
 from jaxinfer.outputs import RequestOutput
+from jaxinfer.serving.pooling.scoring import read_score_inputs, score_output
 from jaxinfer.serving.requests.prompts import PromptReader
-from jaxinfer.serving.scoring import read_score_inputs, score_output
 from tests.model.text.small_tokenizer import build_backend
 
 TOKENIZER = Tokenizer(build_backend())

@@ -1,0 +1,95 @@
+"""The routes `/v1/decisions` and `/classify`: probabilities of labels after prompts."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import Response
+
+from jaxinfer.decisions import Decision
+from jaxinfer.server.openai.answering.head import head
+from jaxinfer.server.openai.answering.json_answer import json_answer
+from jaxinfer.server.openai.answering.pooling import answer_task, read_inputs, read_task
+from jaxinfer.server.openai.errors import invalid
+from jaxinfer.server.openai.front import Front, front_of
+from jaxinfer.server.openai.protocol.decision import (
+    Classification,
+    ClassifyAnswer,
+    ClassifyBody,
+    DecisionAnswer,
+    DecisionBody,
+    DecisionEntry,
+)
+from jaxinfer.server.openai.protocol.pooling import PoolingUsage
+from jaxinfer.server.openai.route import ApiRoute
+from jaxinfer.serving.pooling.decisions import decision_task
+
+router = APIRouter(route_class=ApiRoute)
+
+
+@router.post("/v1/decisions", response_model=None, responses={200: {"model": DecisionAnswer}})
+async def decide(body: DecisionBody, request: Request) -> Response:
+    """Probabilities of labels after prompts."""
+    front = front_of(request)
+    front.check_model(body.model)
+    begin = head("list", "decision", front)
+    decisions, usage = await _decide(body, body.labels, "prompt", begin, front)
+    data: list[DecisionEntry] = [
+        {
+            "index": i,
+            "object": "decision",
+            "label": each.label,
+            "probabilities": each.probabilities,
+            "logits": each.logits,
+        }
+        for i, each in enumerate(decisions)
+    ]
+    return json_answer({**begin, "data": data, "usage": usage}, body.request_id)
+
+
+@router.post("/classify", response_model=None, responses={200: {"model": ClassifyAnswer}})
+@router.post("/v1/classify", response_model=None, responses={200: {"model": ClassifyAnswer}})
+async def classify(body: ClassifyBody, request: Request) -> Response:
+    """The classes of prompts."""
+    front = front_of(request)
+    front.check_model(body.model)
+    if body.labels is None:
+        raise invalid(
+            "labels: this model has no classifying head; send the classes, as texts that go on "
+            "from every input, and the input in such words that they do",
+            "labels",
+        )
+    begin = head("list", "classify", front)
+    decisions, usage = await _decide(body, body.labels, "input", begin, front)
+    data: list[Classification] = [
+        {
+            "index": i,
+            "label": each.label,
+            "probs": list(each.probabilities.values()),
+            "num_classes": len(each.probabilities),
+        }
+        for i, each in enumerate(decisions)
+    ]
+    return json_answer({**begin, "data": data, "usage": usage}, body.request_id)
+
+
+async def _decide(
+    body: DecisionBody | ClassifyBody,
+    labels: Sequence[str],
+    name: str,
+    begin: dict[str, Any],
+    front: Front,
+) -> tuple[list[Decision], PoolingUsage]:
+    """The decisions of a request, whose prompts stand in the field `name`."""
+    special = body.add_special_tokens
+    prompts = await read_inputs(body.prompts, body, front, name=name, add_special_tokens=special)
+    reader = front.prompts.reader
+    task = await read_task(
+        lambda: decision_task(prompts, labels, reader),
+        body,
+        sum(map(len, labels)),
+        front,
+        {"label": "labels"},
+    )
+    return await answer_task(task, body, begin["id"], front)

@@ -1,0 +1,1 @@
+"""Beam search, over calls of an engine."""

@@ -1,0 +1,1 @@
+"""Answers that a prefill alone gives: vectors, choices, relevance, log-probabilities."""
