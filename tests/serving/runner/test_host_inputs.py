@@ -10,7 +10,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from jaxinfer.model.sharding import make_mesh
 from jaxinfer.serving.runner.host_inputs import HostInputs
 
-_IN_TURN = 3
+_IN_TURN = 4
 
 
 class _Reader:
@@ -57,7 +57,7 @@ def test_addresses_repeat_in_turn(devices):
 
 def test_the_last_batches_stay_as_they_are_while_the_next_is_written():
     inputs = _inputs()
-    arrays = [inputs.write(_packed(number)) for number in range(5)][-_IN_TURN:]
+    arrays = [inputs.write(_packed(number)) for number in range(2 + _IN_TURN)][-_IN_TURN:]
     for number, array in enumerate(arrays, 2):
         np.testing.assert_array_equal(array, _packed(number))
 
@@ -105,10 +105,10 @@ def test_a_readers_failure_is_the_writers():
     inputs = _inputs()
     inputs.write(_packed(0))
     inputs.read_by(Failed())
-    inputs.write(_packed(1))
-    inputs.write(_packed(2))
+    for number in range(1, _IN_TURN):
+        inputs.write(_packed(number))
     with pytest.raises(RuntimeError, match="device is lost"):
-        inputs.write(_packed(3))
+        inputs.write(_packed(_IN_TURN))
 
 
 def test_clearing_forgets_arrays_and_readers():

@@ -55,6 +55,7 @@ def test_a_mode_that_gets_cheaper_is_noticed_within_a_block(looks):
     assert len(looks) == 5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [{}, {"num_decode_steps": 4}, {"preemption_mode": "swap"}])
 def test_batches_are_those_of_a_look_at_all_rows(looks, options):
     """Requests come, end, are aborted, preempted and change their sampling mode."""
