@@ -30,6 +30,7 @@ SECONDS = {
     "test_closeness_of_whole_prompts": 130,
     "test_mosaic_all_reduce": 120,
     "test_closeness_to_isolated_runs": 120,
+    "test_closeness_of_families": 140,
     "test_closeness_of_random_models": 100,
     "test_closeness_of_backends": 80,
     "test_mosaic_gpu": 70,
