@@ -43,7 +43,7 @@ class ToyEngine(FakeEngine):
             prompt_ids,
             completions,
             finished=True,
-            embedding=[0.5, 0.25] if pooled else None,
+            embedding=[0.5] * self.model_config.hidden_size if pooled else None,
             prompt_logprobs=scores and [None, *scores[1:]],
         )
 
