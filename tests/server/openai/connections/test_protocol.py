@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from jaxinfer.server.openai.connections.h11_connection import EVENTS_A_TURN, H11Connection
 from jaxinfer.server.openai.connections.limits import ConnectionLimits
-from jaxinfer.server.openai.connections.protocol import BYTES_A_TURN
+from jaxinfer.server.openai.connections.protocol import BYTES_A_TURN, Protocol
 from jaxinfer.server.openai.disconnects import until_gone
 from tests.server.openai.http_server import running
 
@@ -99,14 +99,31 @@ def events_a_turn(monkeypatch):
 
 
 @pytest.fixture
-def noting_turns(events_a_turn):
-    """An app that notes the turns of its loop, until all is over."""
+def noting_turns(events_a_turn, monkeypatch):
+    """An app that notes the turns of its loop, until all is over.
+
+    uvloop reads sockets behind a turn's callbacks, and other connections' between the two: what a
+    connection handles in either counts by itself.
+    """
+    plain = Protocol.data_received
+    is_reading = False
+
+    def noted(self, data):
+        nonlocal is_reading
+        if not is_reading:
+            events_a_turn.append(0)
+        is_reading = True
+        plain(self, data)
+
+    monkeypatch.setattr(Protocol, "data_received", noted)
 
     async def noting(scope, receive, send):
         loop = asyncio.get_running_loop()
 
         def note():
+            nonlocal is_reading
             events_a_turn.append(0)
+            is_reading = False
             loop.call_soon(note)
 
         if scope["type"] == "lifespan":
