@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from jaxinfer.checks import check_flag, check_integer, check_real, instead_of_vllm, show
 from jaxinfer.sampling_params import FreeLogprobs
+from jaxinfer.speculative_config import SpeculativeConfig
 
 MAX_LOGPROBS = 20
 """The default of `EngineConfig.max_logprobs`."""
@@ -149,6 +150,9 @@ class EngineConfig:
             run that need nothing but temperature, `min_p`, `top_k` and `top_p`: a launch costs the
             host as much as several steps of a small model take the device. None is 8, or 4 with
             `online`, for weights of up to 4 GiB a device (64 MiB on a CPU), and 1 for larger ones.
+        speculative_config: drafts of the tokens to come, verified several at a time: a
+            `SpeculativeConfig`, or a dictionary of its fields such as {"method": "ngram"}. None
+            drafts nothing.
         device_timeout: seconds that a device may take for one step, and at start for the first runs
             of one program; after that the process ends and names the device and the program,
             because such a wait can't be interrupted. 0 waits forever; None is 300 on a GPU, 60 at
@@ -190,6 +194,7 @@ class EngineConfig:
     eager: bool = False
     show_progress: bool = True
     num_decode_steps: int | None = None
+    speculative_config: SpeculativeConfig | None = None
     device_timeout: float | None = None
 
     def __post_init__(self) -> None:
@@ -206,6 +211,8 @@ class EngineConfig:
             elif name in _RANGES and (value is not None or field.default is not None):
                 check: Any = check_real if isinstance(_RANGES[name][0], float) else check_integer
                 object.__setattr__(self, name, check(name, value, *_RANGES[name]))
+        if self.speculative_config is not None:
+            self._check_speculation(SpeculativeConfig.of(self.speculative_config))
         if self.skip_tokenizer_init and self.tokenizer is not None:
             raise ValueError("skip_tokenizer_init and tokenizer exclude each other; leave one out")
         if self.block_size & (self.block_size - 1):
@@ -233,6 +240,17 @@ class EngineConfig:
             raise TypeError(f"compile_ahead must be True, False or None, got {show(ahead)}")
         if ahead and self.eager:
             raise ValueError("compile_ahead and eager exclude each other; leave one out")
+
+    def _check_speculation(self, drafts: SpeculativeConfig) -> None:
+        object.__setattr__(self, "speculative_config", drafts)
+        if self.runner == "pooling":
+            raise ValueError(
+                "speculative_config drafts answers, and runner='pooling' gives none; leave one out"
+            )
+        if drafts.corpus and self.skip_tokenizer_init:
+            raise ValueError(
+                "speculative_config: corpus needs the tokenizer; leave skip_tokenizer_init out"
+            )
 
     @classmethod
     def from_keywords(

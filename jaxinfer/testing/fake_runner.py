@@ -5,7 +5,8 @@ function of that whole context. So a wrong table, a block freed too early or a f
 changes what comes out.
 """
 
-from collections.abc import Iterator, Sequence
+import itertools
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,6 @@ from jaxinfer.serving.requests.result import (
     PROMPT_LOGPROBS,
     StepResult,
     TokenScores,
-    count_accepted,
 )
 from jaxinfer.serving.scheduler.schedule import Schedule, ScheduledRow
 from jaxinfer.serving.slots.step_masks import StepConstraints
@@ -57,6 +57,7 @@ class FakeRunner:
         fail_samples: numbers of launches with host-dependent rows whose sampling raises.
         constrained_samples: how many launches had such rows.
         poisoned: request ids whose rows come out with `ok` False.
+        draft: from a context and a number, at most so many drafts of what follows.
         launches: the schedules that ran, in order.
         num_resets: how often the cache was rebuilt.
     """
@@ -82,9 +83,11 @@ class FakeRunner:
         self._pages: dict[int, int] = {}
         self._host_pages: dict[int, int] = {}
         self._last_tokens: dict[int, int] = {}
+        self._lengths: dict[int, int] = {}
         self._step_masks: list[np.ndarray | None] = []
         self._masks: dict[int, tuple[tuple[int, int], np.ndarray | None]] = {}
         self._next = token_map or (lambda context: next_token(context, vocab_size))
+        self.draft: Callable[[Sequence[int], int], list[int]] = lambda context, most: []
 
     def launch(self, schedule: Schedule) -> Any:
         """Run a schedule on the pages; the handle is for `fetch` or, sampled late, `sample`."""
@@ -102,21 +105,19 @@ class FakeRunner:
             self._copy(self._host_pages, self._pages, [(host, device)])
         for row in schedule.rows:
             self._note_holder(row)
-        num_positions = max(schedule.num_steps, schedule.num_proposed + 1)
+        num_positions = max(schedule.num_steps, schedule.num_drafts + 1)
         tokens = np.zeros((len(schedule.rows), num_positions), np.int32)
-        num_accepted = []
+        drafts: list[tuple[int, int]] = []
         targets: list[list[int]] = []
         table: list[int] = []
         for i, row in enumerate(schedule.rows):
             table = row.request.blocks.table if row.num_fed else table  # a fork reads its leader's
-            if row.proposed_token_ids:
-                sampled = self._verify_row(row)
+            if schedule.num_drafts:
+                sampled, drafted = self._verify_row(row, is_known=i not in schedule.unknown)
                 tokens[i, : len(sampled)] = sampled
-                num_accepted.append(count_accepted(row.proposed_token_ids, sampled))
-                self._last_tokens[_slot(row)] = sampled[num_accepted[-1] - 1]
+                drafts.append((len(drafted), self._accept(row, sampled, drafted)))
             else:
                 tokens[i, : schedule.num_steps] = list(self._run_row(row, schedule, table))
-                num_accepted.append(row.num_reserved)
             targets.append(self._targets(row))
         self._copy(self._pages, self._pages, schedule.block_copies)
         self.launches.append(schedule)
@@ -130,8 +131,7 @@ class FakeRunner:
             for r, t in zip(schedule.rows, targets, strict=True)
         ]
         readouts = {PROMPT_LOGPROBS: scored} if any(scored) else {}
-        accepted = num_accepted if schedule.num_proposed else None
-        return number, StepResult(_scores(tokens, ok), readouts, accepted)
+        return number, StepResult(_scores(tokens, ok), readouts, drafts or None)
 
     def sample(self, step: Any, constraints: StepConstraints) -> Any:
         """Draw the tokens of the last launch again, under these constraints."""
@@ -233,15 +233,27 @@ class FakeRunner:
             tokens[0] = _allowed_token(context, mask)
         self._last_tokens[_slot(row)] = int(tokens[0])
 
-    def _verify_row(self, row: ScheduledRow) -> list[int]:
-        """The tokens sampled after each proposal, and after the token before them."""
-        stop = row.start + row.num_fed
-        self._write(row, row.start, np.frombuffer(row.packed_tokens(), np.int32).tolist())
-        first = stop - len(row.proposed_token_ids)
-        return [
-            self._next(self._context(row.request.blocks.table, end))
-            for end in range(first, stop + 1)
-        ]
+    def _verify_row(self, row: ScheduledRow, *, is_known: bool) -> tuple[list[int], list[int]]:
+        """The tokens sampled after the newest and after each draft, and the drafts."""
+        slot, table = _slot(row), row.request.blocks.table
+        length = self._lengths[slot] if is_known else row.start + 1
+        _require(length <= row.start + 1, "a row may be longer than the scheduler reckons")
+        self._lengths[slot] = length
+        newest = self._last_tokens[slot]
+        context = [*self._context(table, length - 1), newest]
+        drafts = self.draft(context, row.num_reserved - 1)
+        self._write(row, length - 1, [newest, *drafts])
+        ends = range(length, length + len(drafts) + 1)
+        return [self._next(self._context(table, end)) for end in ends], drafts
+
+    def _accept(self, row: ScheduledRow, sampled: Sequence[int], drafts: Sequence[int]) -> int:
+        """How many of the sampled tokens count; the last one is fed next."""
+        pairs = zip(sampled, drafts, strict=False)
+        agrees = itertools.takewhile(lambda pair: pair[0] == pair[1], pairs)
+        num_accepted = 1 + sum(1 for _ in agrees)
+        self._last_tokens[_slot(row)] = sampled[num_accepted - 1]
+        self._lengths[_slot(row)] += num_accepted
+        return num_accepted
 
     def _write(self, row: ScheduledRow, start: int, token_ids: Sequence[int]) -> None:
         for position, token_id in enumerate(token_ids, start):

@@ -12,6 +12,7 @@ from jaxinfer.serving.programs.choose_buckets import choose_buckets
 from jaxinfer.serving.requests.new_request import NewRequest, Prompt
 from jaxinfer.serving.requests.request import Request
 from jaxinfer.serving.runner.batch_builder import BatchBuilder
+from jaxinfer.serving.runner.draft_texts import DraftTexts
 from jaxinfer.serving.scheduler.block_pool import BlockPool
 from jaxinfer.serving.scheduler.schedule import Schedule
 from jaxinfer.serving.scheduler.scheduler import Scheduler
@@ -95,6 +96,7 @@ class DecodeBench:
             block_size=BLOCK_SIZE,
             vocab_size=VOCAB_SIZE,
             prepare=_prepare,
+            draft_texts=DraftTexts(),
         )
         self.in_flight: Schedule | None = None
         for i in range(queue.finished):

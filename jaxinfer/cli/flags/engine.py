@@ -95,6 +95,7 @@ def _size(text: str) -> int:
 _READ: Mapping[str, Mapping[str, Any]] = {
     "skip_tokenizer_init": {"action": "store_true"},
     "hf_overrides": {"type": _json_object, "metavar": "JSON"},
+    "speculative_config": {"type": _json_object, "metavar": "JSON"},
     "dtype": {"choices": (*typing.get_args(DType), *VLLM_DTYPES)},
     "max_model_len": {"type": _size},
     "max_num_batched_tokens": {"type": _size},

@@ -21,6 +21,7 @@ from jaxinfer.serving.compile.shared_forward import SharedForward
 from jaxinfer.serving.programs.kinds.kind import ProgramKey
 from jaxinfer.serving.programs.program_set import program_of
 from jaxinfer.serving.programs.programs import Programs
+from jaxinfer.serving.programs.speculative.drafter import DraftTextSizes
 from jaxinfer.serving.programs.steps import StepContext
 
 
@@ -33,6 +34,7 @@ class Task:
         params: as `Programs` has them, on that mesh.
         num_blocks: of `Programs`.
         num_slots: of `Programs`.
+        texts: of `Programs`.
         work: the identity that each program is saved under.
         directory: the store's directory.
         platform: the platform to lower for, as `jax.export` names it.
@@ -43,6 +45,7 @@ class Task:
     params: Mapping[str, Any]
     num_blocks: int
     num_slots: int
+    texts: DraftTextSizes | None
     work: Mapping[ProgramKey, str]
     directory: Path
     platform: str
@@ -79,6 +82,7 @@ def make_task(
         jax.tree.map(describe, programs.params),
         programs.num_blocks,
         programs.num_slots,
+        programs.texts,
         work,
         store.directory,
         platform,
@@ -97,6 +101,7 @@ def trace(task: Task) -> None:
         task.num_blocks,
         task.num_slots,
         SharedForward(task.platform),
+        task.texts,
     )
     store = ProgramStore(task.directory)
     # Some kernels look the device up while they are traced.

@@ -92,7 +92,7 @@ class OpenRequests:
         num_ok = None if sampled.ok.all() else result.num_ok
         logprobs = None if sampled.logprobs is None else sampled.logprobs.tolist()
         updates = self._scheduler.update(
-            schedule, sampled.tokens.tolist(), num_ok, result.num_accepted, logprobs
+            schedule, sampled.tokens.tolist(), num_ok, result.drafts, logprobs
         )
         return ReadStep(updates, sampled)
 

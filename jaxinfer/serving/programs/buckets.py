@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from jaxinfer.sampling_params import SamplingMode
 from jaxinfer.serving.programs.layout import DecodeShape, PrefillShape
 from jaxinfer.serving.programs.shared_prefixes import most_items
+from jaxinfer.serving.programs.speculative.drafter import Drafter
 from jaxinfer.serving.sampling.layout import SamplerMode, num_special_rows
 
 # Few rows have one width: see `choose_buckets`.
@@ -43,6 +44,8 @@ class Buckets:
         sharing: sizes of decode steps that read keys shared by rows only once. Their tables are
             always full width. Empty if kernels treat each row separately.
         rows_in_item: number of rows whose shared keys are read at once.
+        speculative: sizes of decode steps with drafts, ascending, each with its rule. Tables are
+            always full width. Empty without drafts.
         generates: whether steps sample; if not, there are prefill buckets only (`for_pooling`).
     """
 
@@ -58,6 +61,7 @@ class Buckets:
     wide_rows: tuple[int, ...]
     sharing: tuple[int, ...] = ()
     rows_in_item: int = 0
+    speculative: tuple[tuple[int, Drafter], ...] = ()
     generates: bool = True
 
     def samples_at_once(self, rows: int, mode: SamplerMode) -> bool:

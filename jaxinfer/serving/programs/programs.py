@@ -16,6 +16,7 @@ from jaxinfer.model.layer_kind import LayerKind
 from jaxinfer.model.sharding import kv_pages_spec, logits_spec, num_page_heads
 from jaxinfer.serving.programs.peer_buffers import describe_peers
 from jaxinfer.serving.programs.sharded import WHOLE, Program, host_sharding, sharded
+from jaxinfer.serving.programs.speculative.drafter import DraftState, DraftTextSizes
 from jaxinfer.serving.programs.steps import Forward, StepContext, feed_last_tokens
 from jaxinfer.serving.sampling.layout import (
     EDIT_WIDTH,
@@ -34,6 +35,7 @@ class Programs:
         num_blocks: P.
         num_slots: length of last_tokens, max_num_seqs + 1.
         forward: `feed_last_tokens`, or its replacement.
+        texts: sizes of the texts that drafts are made from; None without drafts.
         is_eager: functions are called on one device without compiling, by `EagerProgram`.
     """
 
@@ -42,6 +44,7 @@ class Programs:
     num_blocks: int
     num_slots: int
     forward: Forward = feed_last_tokens
+    texts: DraftTextSizes | None = None
     is_eager: bool = False
 
     def with_layers(self, count: int) -> "Programs":
@@ -95,6 +98,15 @@ class Programs:
         sharding = NamedSharding(self.context.mesh, logits_spec(self.context.rules))
         counts = jax.ShapeDtypeStruct((self.num_slots, vocab_size), jnp.int32, sharding=sharding)
         return SlotState(counts, self.edits(self.num_slots))
+
+    @property
+    def draft_state(self) -> DraftState | None:
+        """Shapes of the texts that drafts are made from; None in an engine without drafts."""
+        if self.texts is None:
+            return None
+        history = self.whole((self.num_slots, self.texts.history))
+        corpus = self.whole((self.texts.corpus,)) if self.texts.corpus else None
+        return DraftState(history, self.whole((self.num_slots,)), corpus)
 
     @property
     def peers(self) -> tuple[()] | tuple[jax.ShapeDtypeStruct]:

@@ -13,9 +13,10 @@ class Resident(NamedTuple):
     Attributes:
         params: the parameter tree; never donated.
         head: from `Architecture.head_params`: a part of the same.
-        kv: the pages of each layer; None, like the next two, if no cache is allocated.
+        kv: the pages of each layer; None, like the next three, if no cache is allocated.
         last_tokens: newest token of each slot, int32 ``[slots]``.
         slots: the `SlotState` that samplers keep of each slot.
+        drafts: the `DraftState`; None also in an engine without drafts.
         peers: of `PeerBuffers`, on several devices that sum through them; never donated.
     """
 
@@ -24,6 +25,7 @@ class Resident(NamedTuple):
     kv: Any = None
     last_tokens: Any = None
     slots: Any = None
+    drafts: Any = None
     peers: tuple[jax.Array, ...] = ()
 
 

@@ -52,10 +52,23 @@ def sample_step(
     Returns:
         The newest tokens, and the results for the host (see `result.py`).
     """
+    output = draw(head, hidden, rows, allowed, context=context, mode=mode)
+    return last_tokens.at[rows.slots].set(output.tokens, mode="drop"), pack_output(output)
+
+
+def draw(
+    head: Mapping[str, Any],
+    hidden: Float[Array, "B E"],
+    rows: SampledRows,
+    allowed: Int32[Array, "slots W"] | None,
+    *,
+    context: StepContext,
+    mode: SamplerMode,
+) -> StepOutput:
+    """Choose a token for each row; arguments as of `sample_step`."""
     slots, fed, arrays = rows
     logits = context.architecture.lm_head(head, hidden)
-    output = _sample(logits, fed, with_masks(arrays, allowed, slots), context, mode)
-    return last_tokens.at[slots].set(output.tokens, mode="drop"), _pack(output)
+    return _sample(logits, fed, with_masks(arrays, allowed, slots), context, mode)
 
 
 def sample_full_step(
@@ -88,7 +101,7 @@ def sample_full_step(
     axis = VocabAxis(context.axis)
     counts = count_sampled(state.token_counts, slots, output.tokens, arrays.scalars, axis)
     last_tokens = last_tokens.at[slots].set(output.tokens, mode="drop")
-    return last_tokens, state._replace(token_counts=counts), _pack(output)
+    return last_tokens, state._replace(token_counts=counts), pack_output(output)
 
 
 def sampled_decode_step(
@@ -191,7 +204,7 @@ def prompt_logprobs_step(
         total = axis.sum(jnp.exp(logits - highest[:, None]).sum(-1))
         report = report_log_softmax(logits, chosen, highest, total, context.num_logprobs, axis)
         is_finite = jnp.isfinite(highest) & jnp.isfinite(total)
-        return _pack(StepOutput(chosen, jnp.where(is_finite, OK, NOT_FINITE), *report))
+        return pack_output(StepOutput(chosen, jnp.where(is_finite, OK, NOT_FINITE), *report))
 
     blocks = (
         jnp.pad(residual, ((0, pad), (0, 0))).reshape(-1, chunk, residual.shape[1]),
@@ -248,7 +261,7 @@ def _sample(
 
 
 @jax.named_scope("sample")
-def _pack(output: StepOutput) -> jax.Array:
+def pack_output(output: StepOutput) -> jax.Array:
     """All of a step's results in one int32 array ``[B, columns]``; `result.py` is its inverse."""
 
     def bits(x: jax.Array) -> jax.Array:

@@ -7,6 +7,7 @@ from typing import NamedTuple
 from jaxinfer.outputs import FinishReason
 from jaxinfer.sampling_params import SamplingParams
 from jaxinfer.serving.constraints.constraint import Constraint
+from jaxinfer.serving.requests.draft_record import DraftRecord
 from jaxinfer.serving.requests.new_request import NewRequest
 from jaxinfer.serving.requests.packed_ids import ID_BYTES, pack_ids
 
@@ -124,9 +125,8 @@ class Request:
             given up when they are read, and overwritten by the next step.
         slot: index in `[0, max_num_seqs)` of its row of per-sequence device state while RUNNING.
         decodes_on_device: whether its next row can be a decode without input from the host: the
-            device's `last_tokens[slot]` is certainly its last token, and nothing is proposed.
-        proposed_token_ids: a guess of the tokens that follow the ones read by the host; set by
-            `proposals.propose`.
+            device's `last_tokens[slot]` is certainly its last token, in a place known to the host.
+        drafts: the record of its drafts, from its first decode in an engine with drafts on.
         ending_token_ids: tokens that may end it: end-of-sequence (unless ignored) and stop tokens.
         limits: bounds on its length; set by `Scheduler.check`.
         rank: its place in the scheduler's order; set by `Scheduler.add`.
@@ -153,7 +153,7 @@ class Request:
     num_cached_tokens: int = field(default=0, init=False)
     slot: int | None = field(default=None, init=False)
     decodes_on_device: bool = field(default=False, init=False)
-    proposed_token_ids: list[int] = field(default_factory=list, init=False)
+    drafts: DraftRecord | None = field(default=None, init=False)
     ending_token_ids: frozenset[int] = field(default=frozenset(), init=False)
     limits: LengthLimits = field(default=NO_LIMITS, init=False)
     rank: Rank = field(default=Rank(), init=False)

@@ -8,9 +8,10 @@ import numpy as np
 
 TOKEN, _STATUS, _LOGPROB, _RANK, _TOP = range(5)
 
-NOT_FINITE, OK, LEFT_VOCAB, NO_TOKEN = range(4)
+NOT_FINITE, OK, LEFT_VOCAB, NO_TOKEN, REJECTED, NOT_DRAFTED = range(6)
 """Statuses of a chosen token: logits with NaN or plus infinity; chosen; a custom sampler's choice
-outside the vocabulary; every token masked, or minus infinity in the logits."""
+outside the vocabulary; every token masked, or minus infinity in the logits. Two are of none: behind
+a draft that was not accepted, and where nothing was drafted."""
 
 
 PROMPT_LOGPROBS, POOLED = "prompt_logprobs", "pooled"
@@ -55,13 +56,13 @@ class StepResult:
         sampled: scores ``[rows, positions]`` in the order of the schedule's rows; entries of rows
             that did not sample, and entries past a row's `num_reserved`, are undefined.
         readouts: values beside tokens, by name: one for each row, None for rows that want none.
-        num_accepted: the number of accepted leading tokens of each row (`count_accepted`); None
-            without proposals, when all are accepted.
+        drafts: of a step with drafts, for each row how many were verified, and how many leading
+            tokens were accepted; None of other steps, of which all are accepted.
     """
 
     sampled: TokenScores
     readouts: Mapping[str, Sequence[Any]] = field(default_factory=dict)
-    num_accepted: Sequence[int] | None = None
+    drafts: Sequence[tuple[int, int]] | None = None
 
     @property
     def num_ok(self) -> list[int]:
@@ -74,7 +75,7 @@ def unpack_step(
     readouts: Mapping[str, Sequence[Any]],
     *,
     num_rows: int,
-    proposed: Sequence[Sequence[int]] | None,
+    has_drafts: bool = False,
 ) -> StepResult:
     """What a step gave the host.
 
@@ -82,28 +83,20 @@ def unpack_step(
         sampled: int32 ``[B, columns]``, or ``[positions, B, columns]``.
         readouts: as in the result.
         num_rows: rows of the schedule, at most B.
-        proposed: each row's proposed tokens, if some row had any.
+        has_drafts: whether the step had drafts.
     """
     by_row = sampled[:, None] if sampled.ndim == 2 else sampled.swapaxes(0, 1)
     scores = unpack_scores(by_row[:num_rows])
-    num_accepted = None
-    if proposed is not None:
-        pairs = zip(proposed, scores.tokens.tolist(), strict=True)
-        num_accepted = [count_accepted(given, tokens) for given, tokens in pairs]
-    return StepResult(scores, readouts, num_accepted)
+    return StepResult(scores, readouts, _count_drafts(scores) if has_drafts else None)
 
 
-def count_accepted(proposed: Sequence[int], sampled: Sequence[int]) -> int:
-    """The number of a row's accepted tokens: up to the first that differs from its proposal.
-
-    Args:
-        proposed: the k proposed tokens that were fed.
-        sampled: k + 1 sampled tokens: one in place of each proposal, and the one that follows.
-    """
-    for i, token_id in enumerate(proposed):
-        if sampled[i] != token_id:
-            return i + 1
-    return len(proposed) + 1
+def _count_drafts(scores: TokenScores) -> list[tuple[int, int]]:
+    """`StepResult.drafts`, by the statuses of a step with drafts."""
+    status = scores.status
+    assert status is not None
+    num_fed = (status != NOT_DRAFTED).sum(axis=1)
+    num_accepted = num_fed - (status == REJECTED).sum(axis=1)
+    return list(zip((num_fed - 1).tolist(), num_accepted.tolist(), strict=True))
 
 
 def unpack_scores(packed: np.ndarray) -> TokenScores:

@@ -7,10 +7,9 @@ import numpy as np
 
 from jaxinfer.serving.programs.kinds.kind import ProgramKey
 from jaxinfer.serving.programs.layout import DecodeShape, PrefillShape
-from jaxinfer.serving.programs.verify.verify_step import VerifyArrays
 from jaxinfer.serving.runner.readouts.readout import Readout
 from jaxinfer.serving.sampling.layout import SamplerMode
-from jaxinfer.serving.slots.slot_updates import CountsUpdate, EditsUpdate
+from jaxinfer.serving.slots.slot_updates import CountsUpdate, DraftWrite, EditsUpdate
 from jaxinfer.serving.slots.step_rows import StepRows
 
 
@@ -27,7 +26,7 @@ class Batch:
         edits: what slots must be told before.
         counts: known tokens to count in slots before.
         readouts: what rows want beside tokens, each with the array that it reads on the device.
-        verify: where rows are sampled, or None if all are after their last token.
+        draft_writes: tokens to tell the device of before, for drafts.
     """
 
     shape: PrefillShape | DecodeShape
@@ -38,7 +37,7 @@ class Batch:
     edits: Sequence[EditsUpdate] = ()
     counts: Sequence[CountsUpdate] = ()
     readouts: Mapping[Readout, np.ndarray | None] = field(default_factory=dict)
-    verify: VerifyArrays | None = None
+    draft_writes: Sequence[DraftWrite] = ()
 
     @property
     def programs(self) -> list[ProgramKey]:

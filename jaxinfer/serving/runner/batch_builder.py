@@ -13,6 +13,7 @@ from jaxinfer.serving.programs.shared_prefixes import write_items
 from jaxinfer.serving.requests.request import Request
 from jaxinfer.serving.runner import prefill_batch
 from jaxinfer.serving.runner.batch import Batch, pack
+from jaxinfer.serving.runner.draft_texts import DraftTexts
 from jaxinfer.serving.runner.prefill_batch import ChooseMode
 from jaxinfer.serving.runner.shared_rows import SharedRows
 from jaxinfer.serving.runner.slot_edits import SlotEdits
@@ -32,6 +33,7 @@ class BatchBuilder:
         block_size: S.
         vocab_size: V.
         prepare: turns a request into what its sampling takes at each step (`prepare_row`).
+        draft_texts: what the device drafts from.
 
     Attributes:
         slot_edits: what slots are told of edits, masks and penalties.
@@ -45,18 +47,21 @@ class BatchBuilder:
         block_size: int,
         vocab_size: int,
         prepare: Callable[[Request], RowSampling],
+        draft_texts: DraftTexts,
     ) -> None:
         self._buckets = buckets
         self._block_size = block_size
         self._padding_slot = max_num_seqs
         self._mirror = SlotMirror(max_num_seqs, buckets.widths[-1], prepare)
         self._shared_rows = SharedRows(buckets, block_size)
+        self._draft_texts = draft_texts
         self.slot_edits = SlotEdits(self._mirror, vocab_size)
 
     def clear(self) -> None:
         """Forget all sequences, after the cache was rebuilt."""
         self._mirror.clear()
         self.slot_edits.clear()
+        self._draft_texts.clear()
 
     def build(self, schedule: Schedule) -> Batch:
         """Pack a step.
@@ -69,14 +74,11 @@ class BatchBuilder:
         """
         rows = schedule.rows
         ends = [row.start + row.num_fed for row in rows]
-        sampled_first = ends
-        if schedule.num_proposed:
-            sampled_first = prefill_batch.first_sampled(rows, ends)
         moved = schedule.moved
         if moved is None or self._mirror.is_changing:
             moved = range(len(rows))
         for i in moved:
-            self._mirror.update(rows[i].request, sampled_first[i])
+            self._mirror.update(rows[i].request, ends[i])
         slots = np.array([row.request.slot for row in rows], np.int32)
         context = np.array(ends, np.int32)
         # Rows that do not sample are sampled like padding: greedily, and discarded.
@@ -90,11 +92,10 @@ class BatchBuilder:
             mode=MODES[int(levels.max())],
             truncates=bool(self._mirror.truncates[sample_slots].any()),
         )
-        batch = (
-            self._pack_decode(schedule, slots, sample_slots, context, choose_mode)
-            if schedule.is_decode
-            else self._pack_prefill(schedule, slots, sample_slots, context, choose_mode)
-        )
+        table_slots = slots if schedule.is_decode else prefill_batch.read_tables(rows, slots)
+        last = context + max(schedule.num_steps - 1, schedule.num_drafts)
+        step = self._step_rows(rows, slots, sample_slots, context, table_slots, last)
+        batch = self._packer(schedule)(schedule, step, self._buckets, choose_mode)
         shape = batch.shape
         sampling = shape.sampling(shape.arrays(batch.packed))
         self._write_scalars(sampling.scalars, sample_slots, context)
@@ -105,21 +106,20 @@ class BatchBuilder:
             batch = dataclasses.replace(batch, edits=edits, counts=counts)
         return batch
 
+    def _packer(self, schedule: Schedule) -> Callable[..., Batch]:
+        """What packs rows of the schedule's kind, but for their scalars of sampling."""
+        if not schedule.is_decode:
+            return prefill_batch.pack_prefill
+        return self._draft_texts.pack if schedule.num_drafts else self._pack_decode
+
     def _pack_decode(
-        self,
-        schedule: Schedule,
-        slots: np.ndarray,
-        sample_slots: np.ndarray,
-        context: np.ndarray,
-        choose_mode: ChooseMode,
+        self, schedule: Schedule, step: StepRows, buckets: Buckets, choose_mode: ChooseMode
     ) -> Batch:
-        """A batch of decoding rows, but for its scalars of sampling."""
-        rows, buckets, num_steps = schedule.rows, self._buckets, schedule.num_steps
+        rows, num_steps = schedule.rows, schedule.num_steps
         mode = choose_mode(len(rows))
         at_once = not schedule.host_dependent and buckets.samples_at_once(len(rows), mode)
         if num_steps > 1 and not at_once:
             raise ValueError(f"several steps were planned for rows sampled in mode {mode!r}")
-        step = self._step_rows(rows, slots, sample_slots, context, slots, context + (num_steps - 1))
         if at_once:
             shape = buckets.sampled_decode_shape(*step.tables.shape)
         else:
@@ -138,20 +138,6 @@ class BatchBuilder:
             return Batch(shape, packed, mode, SampledDecodeKey(shape, mode, num_steps))
         return Batch(shape, packed, mode, shape, SamplerKey(shape.rows, mode))
 
-    def _pack_prefill(
-        self,
-        schedule: Schedule,
-        slots: np.ndarray,
-        sample_slots: np.ndarray,
-        context: np.ndarray,
-        choose_mode: ChooseMode,
-    ) -> Batch:
-        """A batch of prompts, chunks and tokens between them, but for its scalars of sampling."""
-        rows = schedule.rows
-        tables = prefill_batch.read_tables(rows, slots)
-        step = self._step_rows(rows, slots, sample_slots, context, tables)
-        return prefill_batch.pack_prefill(schedule, step, self._buckets, choose_mode)
-
     def _step_rows(
         self,
         rows: Sequence[ScheduledRow],
@@ -159,14 +145,10 @@ class BatchBuilder:
         sample_slots: np.ndarray,
         context: np.ndarray,
         table_slots: np.ndarray,
-        last: np.ndarray | None = None,
+        last: np.ndarray,
     ) -> StepRows:
-        """A step's rows, with block tables as wide as the longest of them needs.
-
-        A multi-step decode's are as wide as for `last`, each row's context in its last step.
-        """
-        longest = int((context if last is None else last).max())
-        width = min(-(-longest // self._block_size), self._buckets.widths[-1])
+        """A step's rows, with tables as wide as the longest needs; `last` is where rows end."""
+        width = min(-(-int(last.max()) // self._block_size), self._buckets.widths[-1])
         tables = self._mirror.tables[table_slots, :width]
         return StepRows(
             rows, slots, sample_slots, context, tables, self._padding_slot, self._block_size

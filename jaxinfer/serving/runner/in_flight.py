@@ -32,19 +32,19 @@ class InFlightStep(NamedTuple):
     """A step that was launched and not yet read.
 
     Attributes:
-        sampled: int32 ``[B, columns]``, or ``[positions, B, columns]`` of a step that verifies or a
+        sampled: int32 ``[B, columns]``, or ``[positions, B, columns]`` of a step with drafts or a
             multi-step decode, in pinned host memory once the device is done. Where nothing samples,
             the last array of the step.
         readouts: on the device.
         rows: the schedule's rows.
-        proposed: each row's proposed tokens, if some row had any.
+        has_drafts: whether the device drafted tokens.
         samples: whether tokens were sampled.
     """
 
     sampled: jax.Array
     readouts: Mapping[Readout, jax.Array]
     rows: Sequence[ScheduledRow]
-    proposed: Sequence[Sequence[int]] | None = None
+    has_drafts: bool = False
     samples: bool = True
 
 

@@ -10,6 +10,7 @@ import numpy as np
 from jaxinfer.serving.compile.cache.persistent_cache import persistent_cache
 from jaxinfer.serving.programs.kinds.copy_blocks import COPIES_A_STEP, CopyBlocksKey
 from jaxinfer.serving.programs.programs import Programs
+from jaxinfer.serving.programs.speculative.drafter import DraftState
 from jaxinfer.serving.programs.steps import KVCache
 from jaxinfer.serving.programs.upload import upload
 from jaxinfer.serving.sampling.layout import SlotState
@@ -17,18 +18,20 @@ from jaxinfer.serving.sampling.layout import SlotState
 
 def allocate(
     programs: Programs, cache_directory: str | None = ""
-) -> tuple[KVCache, jax.Array, SlotState]:
+) -> tuple[KVCache, jax.Array, SlotState, DraftState | None]:
     """Zeroed pages of every layer, last tokens and slots, sharded as the steps want them.
+
+    And the texts that drafts are made from, in an engine with drafts: a corpus without a text.
 
     Args:
         programs: the engine's.
         cache_directory: of the programs that write the zeros, as in `persistent_cache`.
     """
-    pages, others = programs.kv, (programs.last_tokens, programs.slot_state)
+    others = programs.last_tokens, programs.slot_state, programs.draft_state
     structs, tree = jax.tree.flatten(others)
-    last_tokens, slots = jax.tree.unflatten(tree, _maker(tuple(structs), cache_directory)())
-    kv = jax.tree.map(lambda part: _maker((part,), cache_directory)()[0], pages)
-    return kv, last_tokens, slots
+    last_tokens, slots, drafts = jax.tree.unflatten(tree, _maker(tuple(structs), cache_directory)())
+    kv = jax.tree.map(lambda part: _maker((part,), cache_directory)()[0], programs.kv)
+    return kv, last_tokens, slots, drafts
 
 
 # Compiled once for all layers of the same shape, and not again when a cache is rebuilt.

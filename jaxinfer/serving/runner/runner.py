@@ -21,6 +21,7 @@ from jaxinfer.serving.runner import kv_cache
 from jaxinfer.serving.runner.ahead_of_time import compile_ahead
 from jaxinfer.serving.runner.batch_builder import BatchBuilder
 from jaxinfer.serving.runner.device_params import ParamsWriter
+from jaxinfer.serving.runner.draft_texts import draft_texts
 from jaxinfer.serving.runner.engine_plan import EnginePlan
 from jaxinfer.serving.runner.in_flight import InFlightStep, Launched, UnsampledStep, unsampled
 from jaxinfer.serving.runner.launch_thread import LaunchThread
@@ -31,6 +32,7 @@ from jaxinfer.serving.runner.watchdog import Watchdog
 from jaxinfer.serving.runner.weights import Weights
 from jaxinfer.serving.scheduler.multi_step import MultiStep
 from jaxinfer.serving.scheduler.schedule import Schedule
+from jaxinfer.serving.scheduler.speculation import DraftSize, Speculation
 from jaxinfer.serving.slots.request_sampling import request_sampling
 from jaxinfer.serving.slots.step_masks import StepConstraints
 from jaxinfer.spans import EnterSpan
@@ -61,6 +63,7 @@ class Runner:
         max_model_len: most tokens of a sequence.
         max_num_batched_tokens: most tokens of a step.
         compiles_ahead: whether `compile_all` is wanted before the first request.
+        speculation: the steps that have drafts.
         span: for recordings: the span of packing a step.
 
     Raises:
@@ -95,7 +98,7 @@ class Runner:
             host_blocks = HostBlocks(plan.programs, swap_space)
             undo.pop_all()
         self.num_host_blocks = host_blocks.num_blocks
-        is_custom = context.has_custom_functions
+        free_logprobs = config.free_logprobs(has_custom_functions=context.has_custom_functions)
         self._builder = BatchBuilder(
             plan.buckets,
             max_num_seqs=config.max_num_seqs,
@@ -106,9 +109,12 @@ class Runner:
                 vocab_size=context.config.vocab_size,
                 eos_token_ids=eos_token_ids,
                 tokenizer=tokenizer,
-                free_logprobs=config.free_logprobs(has_custom_functions=is_custom),
+                free_logprobs=free_logprobs,
             ),
+            draft_texts=draft_texts(config.speculative_config, tokenizer),
         )
+        sizes = [DraftSize(rows, each.num_tokens) for rows, each in plan.buckets.speculative]
+        self.speculation = Speculation(sizes, free_logprobs)
         self._is_one_process = plan.programs.last_tokens.sharding.is_fully_addressable
         device = self._mesh.local_devices[0]
         self._device_name = f"{device} ({device.device_kind})"
@@ -237,7 +243,7 @@ class Runner:
             for readout, values in read.readouts.items()
         }
         num_rows = len(read.rows)
-        return unpack_step(sampled, readouts, num_rows=num_rows, proposed=read.proposed)
+        return unpack_step(sampled, readouts, num_rows=num_rows, has_drafts=read.has_drafts)
 
     def reset_cache(self) -> None:
         """Allocate the pages anew, after a step that raised has destroyed the donated ones.
@@ -321,7 +327,7 @@ class Runner:
     def _free_cache(self) -> None:
         self._launches.wait()
         kept = self.resident
-        kv_cache.free(kept.kv, kept.last_tokens, kept.slots, self._peer_buffers)
+        kv_cache.free(kept.kv, kept.last_tokens, kept.slots, kept.drafts, self._peer_buffers)
         self.launcher.resident = Resident(kept.params, kept.head)
         self._peer_buffers = []
 

@@ -8,8 +8,15 @@ import jax
 from jaxinfer.serving.compile.compilation import CompiledPrograms
 from jaxinfer.serving.programs.kinds.count_tokens import CountTokensKey
 from jaxinfer.serving.programs.kinds.set_edits import SetEditsKey, SetMasksKey
+from jaxinfer.serving.programs.kinds.speculative_decode import WriteTextsKey
+from jaxinfer.serving.programs.speculative.drafter import DraftState
 from jaxinfer.serving.sampling.layout import SlotState
-from jaxinfer.serving.slots.slot_updates import CountsUpdate, EditsUpdate, MasksUpdate
+from jaxinfer.serving.slots.slot_updates import (
+    CountsUpdate,
+    DraftWrite,
+    EditsUpdate,
+    MasksUpdate,
+)
 
 
 class SlotWriter:
@@ -28,6 +35,14 @@ class SlotWriter:
         settle: Callable[[jax.Array], object],
     ) -> None:
         self._compiled, self._upload, self._settle = compiled, upload, settle
+
+    def drafts(self, state: DraftState, writes: Iterable[DraftWrite]) -> DraftState:
+        """Write texts that drafts are made from."""
+        for write in writes:
+            write_texts = self._compiled[WriteTextsKey(len(write.tokens))]
+            state = write_texts(state, *self._upload(write))
+            self._settle(state.lengths)
+        return state
 
     def edits(self, state: SlotState, updates: Iterable[EditsUpdate]) -> SlotState:
         """Replace all logit edits of some slots, masks included."""

@@ -71,9 +71,11 @@ class StepLauncher:
             pairs = schedule.swap_out, schedule.swap_in
             kv = self._host_blocks.swap(self.resident.kv, *pairs, self._compiled.__getitem__)
             self.resident = self.resident._replace(kv=kv)
-        if batch.edits or batch.counts:
+        if batch.edits or batch.counts or batch.draft_writes:
             self._write_slots(self._writer.edits, batch.edits)
             self._write_slots(self._writer.counts, batch.counts)
+            drafts = self._writer.drafts(self.resident.drafts, batch.draft_writes)
+            self.resident = self.resident._replace(drafts=drafts)
         outputs = self._run(batch.forward, StepOutputs(), self._inputs.write(batch.packed))
         if schedule.block_copies:
             copied = kv_cache.copy_blocks(
@@ -106,7 +108,7 @@ class StepLauncher:
     def _sample(self, step: UnsampledStep) -> InFlightStep:
         schedule, batch, outputs = step
         if batch.draw is not None:
-            outputs = self._run(batch.draw, outputs, self._upload(batch.verify))
+            outputs = self._run(batch.draw, outputs, None)
         sampled = outputs.newest
         self._inputs.read_by(sampled)  # small arrays kept on a device would move others
         readouts = {
@@ -117,9 +119,8 @@ class StepLauncher:
             self.await_if_emulated(values)
             values.copy_to_host_async()
         rows = schedule.rows
-        proposed = [row.proposed_token_ids for row in rows] if schedule.num_proposed else None
-        samples = outputs.sampled is not None
-        return InFlightStep(sampled, readouts, rows, proposed, samples=samples)
+        samples, has_drafts = outputs.sampled is not None, schedule.num_drafts > 0
+        return InFlightStep(sampled, readouts, rows, has_drafts=has_drafts, samples=samples)
 
     def _run(self, key: ProgramKey, before: StepOutputs, given: Any) -> StepOutputs:
         self.resident, outputs = step_kind_of(key).run(

@@ -38,7 +38,7 @@ class Admission:
             self._queues.admit(request)
             schedule.admitted.append(request)
             count = min(request.num_pending_tokens, budget)
-            place(self._queues, request, count, schedule, most_tokens)
+            place(self._queues, request, count, schedule)
 
     def _claim(self, request: Request, schedule: Schedule) -> bool:
         """Give a waiting request the blocks of its cached tokens if all of it would fit now."""

@@ -23,7 +23,6 @@ def can_fork(request: Request, row: ScheduledRow, pool: BlockPool) -> bool:
         and request.num_tokens == request.num_prompt_tokens
         and request.status is RequestStatus.WAITING
         and not request.new.prefill_only
-        and not request.proposed_token_ids
         and request.params.prompt_logprobs is None
         and leader.params.prompt_logprobs is None
         and leader.blocks.weight_version == pool.weight_version

@@ -120,6 +120,8 @@ class RequestQueues:
         request.blocks.num_registered = 0
         request.num_cached_tokens = 0
         request.decodes_on_device = False
+        if request.drafts is not None:
+            request.drafts.follows = False
         if request.slot is not None:
             self.free_slots.append(request.slot)
             request.slot = None

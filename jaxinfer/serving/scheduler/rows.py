@@ -2,41 +2,32 @@
 
 from jaxinfer.serving.requests.request import Request
 from jaxinfer.serving.scheduler.block_pool import BlockPool
-from jaxinfer.serving.scheduler.proposals import room_for_proposals
 from jaxinfer.serving.scheduler.request_queues import RequestQueues
 from jaxinfer.serving.scheduler.schedule import Schedule, ScheduledRow
 
 
-def place(
-    queues: RequestQueues, request: Request, count: int, schedule: Schedule, budget: int
-) -> None:
-    """Add a row of `count` tokens and the proposals after them; their blocks are free.
+def place(queues: RequestQueues, request: Request, count: int, schedule: Schedule) -> None:
+    """Add a row of `count` tokens; their blocks are free.
 
     Args:
         queues: the requests, their slots and blocks.
         request: running.
-        count: tokens of its own to feed.
+        count: tokens to feed.
         schedule: gets the row.
-        budget: tokens of the step at most.
     """
     start = request.num_cached_tokens
     samples = start + count == request.num_tokens and not request.new.prefill_only
-    proposed = request.proposed_token_ids if samples else []
-    if proposed:
-        proposed = proposed[: room_for_proposals(queues, request, count, schedule, budget)]
-        schedule.num_proposed = max(schedule.num_proposed, len(proposed))
-    num_fed = count + len(proposed)
-    row = ScheduledRow(request, start, num_fed, samples + len(proposed), proposed)
-    extend_table(queues.pool, request, start + num_fed)
-    if not (samples and num_fed == 1 and request.decodes_on_device):
+    row = ScheduledRow(request, start, count, int(samples))
+    extend_table(queues.pool, request, start + count)
+    if not (samples and count == 1 and request.decodes_on_device):
         schedule.is_decode = False
     advance(queues.pool, row)
     if samples:
-        request.decodes_on_device = not request.proposed_token_ids
+        request.decodes_on_device = True
     if schedule.moved is not None:
         schedule.moved.append(len(schedule.rows))
     schedule.rows.append(row)
-    schedule.num_tokens += num_fed
+    schedule.num_tokens += count
     if count > 1:
         schedule.num_prefill_tokens += count
         schedule.num_prefill_pairs += count * start + count * (count + 1) // 2

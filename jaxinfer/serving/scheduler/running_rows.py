@@ -36,7 +36,7 @@ def place_or_make_room(
             return False
         preempt(queues, last)
         schedule.preempted.append(last)
-    place(queues, request, count, schedule, budget)
+    place(queues, request, count, schedule)
     return True
 
 
@@ -59,6 +59,6 @@ def _budget_left_by_others(
 def awaits_read(request: Request) -> bool:
     """Whether the host must read a request's tokens in flight before it can be fed again.
 
-    So it is while a row that verifies is in flight, and when proposals are to follow.
+    So it is while a row with drafts is in flight, and when drafts are to begin.
     """
     return request.num_in_flight_tokens > 0 and not request.decodes_on_device

@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from jaxinfer.serving.requests.packed_ids import pack_ids
 from jaxinfer.serving.requests.request import Request
 
 
@@ -25,25 +24,24 @@ class ScheduledRow:
     - A multi-step decode (`Schedule.num_steps` > 1) feeds 1 and then its own samples: inner step i
       feeds the token at `start + i`. It reserves as many as the request may still get; in steps
       beyond these the row is padding, which leaves the device's `last_tokens[slot]` alone.
-    - A row that verifies feeds k proposed tokens last, samples after each of them and after the
-      token before, and reserves k + 1. Accepted are the proposals that equal what was sampled in
-      their place, up to the first that does not, and the token sampled after them.
+    - A row with drafts (`Schedule.num_drafts` > 0) feeds 1 and up to k drafts, which the device
+      makes, samples after each of them, and reserves up to k + 1. Accepted are the drafts that
+      equal what was sampled in their place, up to the first that does not, and the token sampled
+      after them. While such a row is in flight, `start` is the furthest that it may be.
 
     In all but the last, what is reserved is accepted.
 
     Attributes:
         request: the sequence; its `slot` and `blocks.table` are the ones to use.
         start: position of the first token fed.
-        num_fed: tokens fed, proposals included.
+        num_fed: tokens fed, drafts not counted.
         num_reserved: tokens that the row can gain; 0 if it samples nothing.
-        proposed_token_ids: the last of the tokens fed, if they are guesses.
     """
 
     request: Request
     start: int
     num_fed: int
     num_reserved: int
-    proposed_token_ids: Sequence[int] = ()
 
     @property
     def samples(self) -> bool:
@@ -52,9 +50,7 @@ class ScheduledRow:
 
     def packed_tokens(self) -> bytes:
         """`pack_ids` of the tokens fed; `IN_FLIGHT_TOKEN` where the host must yet read."""
-        num_own = self.num_fed - len(self.proposed_token_ids)
-        own = self.request.packed_tokens(self.start, self.start + num_own)
-        return own + pack_ids(self.proposed_token_ids) if self.proposed_token_ids else own
+        return self.request.packed_tokens(self.start, self.start + self.num_fed)
 
     @property
     def ends_prefill_only(self) -> bool:
@@ -76,7 +72,9 @@ class Schedule:
         is_decode: every row feeds exactly the token in the device's `last_tokens[slot]`, and
             samples, so nothing but tables and lengths must be uploaded.
         num_steps: 1, or the length of a multi-step decode.
-        num_proposed: proposed tokens of the row that feeds most of them; 0 if none verifies.
+        num_drafts: k of a step with drafts, whose rows reserve up to k + 1; 0 without.
+        unknown: in a step with drafts, indices of rows whose tokens the device must be told: all
+            that the host knows, but for at most the newest.
         moved: indices of rows whose slot or block table may be another than in the request's last
             row; None if all may be.
         swap_out: pairs (device block, host block) to copy from the device to the host.
@@ -86,8 +84,9 @@ class Schedule:
             prompt's last block, if that is not full. No block is in both places.
         preempted: requests that lost their blocks to ones of lower rank in this step.
         admitted: requests that began or resumed running in it.
-        num_tokens: tokens fed in total; of a multi-step decode, by its first inner step.
-        num_prefill_tokens: of these, tokens fed in rows of more than one, proposals left out.
+        num_tokens: tokens fed in total, without drafts; of a multi-step decode, by its first inner
+            step.
+        num_prefill_tokens: of these, tokens fed in rows of more than one.
         num_prefill_pairs: pairs of such a token and a token that it attends to, itself included.
         num_context_tokens: tokens whose keys and values are in pages, about.
         launch_time: when it was launched, in seconds on the engine's clock.
@@ -99,7 +98,8 @@ class Schedule:
     rows: list[ScheduledRow]
     is_decode: bool
     num_steps: int = 1
-    num_proposed: int = 0
+    num_drafts: int = 0
+    unknown: Sequence[int] = ()
     moved: list[int] | None = None
     swap_out: list[tuple[int, int]] = field(default_factory=list)
     swap_in: list[tuple[int, int]] = field(default_factory=list)

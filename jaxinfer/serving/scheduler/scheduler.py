@@ -1,7 +1,7 @@
 """The scheduler: plans each step's requests, and settles the step's tokens when they are read."""
 
 import functools
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from jaxinfer.errors import CapacityError
 from jaxinfer.serving.requests.request import NO_LIMITS, Request
@@ -9,10 +9,12 @@ from jaxinfer.serving.requests.stopping import set_limits
 from jaxinfer.serving.scheduler.block_pool import BlockPool
 from jaxinfer.serving.scheduler.forced_tokens import append_forced
 from jaxinfer.serving.scheduler.invariants import check_queues
-from jaxinfer.serving.scheduler.multi_step import ONE_STEP, MultiStep
+from jaxinfer.serving.scheduler.multi_step import ONE_STEP, MultiStep, plan_multi_step
 from jaxinfer.serving.scheduler.request_queues import RequestQueues
 from jaxinfer.serving.scheduler.requeueing import Requeueing
+from jaxinfer.serving.scheduler.schedule import Schedule
 from jaxinfer.serving.scheduler.settings import PreemptionMode, check_settings
+from jaxinfer.serving.scheduler.speculation import NO_DRAFTS, Speculation, SpeculativePlanner
 from jaxinfer.serving.scheduler.step_planner import StepPlanner
 from jaxinfer.serving.scheduler.step_updates import StepUpdates
 from jaxinfer.serving.scheduler.swap_space import SwapSpace
@@ -55,6 +57,7 @@ class Scheduler:
         is_fair: a priority lets a request overtake a bounded number of others (`fair_urgency`), so
             that none starves.
         multi_step: which launches are to have several decode steps.
+        speculation: which steps are to have drafts.
 
     Raises:
         ValueError: for arguments out of range or in contradiction.
@@ -72,6 +75,7 @@ class Scheduler:
         num_host_blocks: int = 0,
         is_fair: bool = False,
         multi_step: MultiStep = ONE_STEP,
+        speculation: Speculation = NO_DRAFTS,
     ) -> None:
         check_settings(
             max_num_seqs, max_num_batched_tokens, max_model_len, preemption_mode, num_host_blocks
@@ -83,7 +87,12 @@ class Scheduler:
         self.eos_token_ids = frozenset(eos_token_ids)
         self.swap_space = SwapSpace(num_host_blocks)
         self._queues = RequestQueues(pool, self.swap_space, max_num_seqs, is_fair=is_fair)
-        planner = StepPlanner(self._queues, max_num_batched_tokens, multi_step)
+        special: list[Callable[[], Schedule | None]] = []
+        if speculation.sizes:
+            special.append(SpeculativePlanner(self._queues, speculation).plan)
+        if multi_step.num_steps > 1:
+            special.append(functools.partial(plan_multi_step, self._queues, multi_step))
+        planner = StepPlanner(self._queues, max_num_batched_tokens, special)
         updates = StepUpdates(self._queues, self.eos_token_ids)
         requeueing = Requeueing(self._queues)
         self._updates = updates

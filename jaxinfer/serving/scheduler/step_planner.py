@@ -1,7 +1,8 @@
 """Plans steps: one token for each decode; what is no plain decode has files of its own."""
 
+from collections.abc import Callable, Sequence
+
 from jaxinfer.serving.scheduler.admission import Admission
-from jaxinfer.serving.scheduler.multi_step import MultiStep, plan_multi_step
 from jaxinfer.serving.scheduler.request_queues import RequestQueues
 from jaxinfer.serving.scheduler.running_rows import place_or_make_room
 from jaxinfer.serving.scheduler.schedule import Schedule, ScheduledRow
@@ -18,21 +19,25 @@ class StepPlanner:
     Args:
         queues: the requests, their slots and blocks.
         max_num_batched_tokens: tokens in a step at most, at least the number of slots.
-        multi_step: which launches are to have several decode steps.
+        special: ways to plan steps that may give several tokens of a row, tried in this order; each
+            returns None where it has no step.
     """
 
     def __init__(
-        self, queues: RequestQueues, max_num_batched_tokens: int, multi_step: MultiStep
+        self,
+        queues: RequestQueues,
+        max_num_batched_tokens: int,
+        special: Sequence[Callable[[], Schedule | None]] = (),
     ) -> None:
         self.queues = queues
         self.max_num_batched_tokens = max_num_batched_tokens
-        self.multi_step = multi_step
+        self._special = special
         self._admission = Admission(queues)
 
     def schedule(self, max_tokens: int | None = None) -> Schedule | None:
         """Plan the next step and move every counter past it, as if it were launched.
 
-        A multi-step decode, where there can be one, counts as one step.
+        A multi-step decode counts as one step.
 
         Args:
             max_tokens: most tokens of a step of another kind, at least `max_num_seqs`; None is
@@ -41,10 +46,8 @@ class StepPlanner:
         Returns:
             The step, or None if nothing can run before tokens in flight are read (or at all).
         """
-        schedule = None
-        if self.multi_step.num_steps > 1:
-            schedule = plan_multi_step(self.queues, self.multi_step)
-        schedule = schedule or self._plan_step(max_tokens)
+        special = (schedule for plan in self._special if (schedule := plan()) is not None)
+        schedule = next(special, None) or self._plan_step(max_tokens)
         if schedule is not None:
             schedule.epoch = self.queues.epoch
         return schedule

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from jaxinfer.serving.requests.request import Request, RequestStatus
 from jaxinfer.serving.requests.stopping import check_stop
-from jaxinfer.serving.scheduler import proposals
+from jaxinfer.serving.scheduler import speculation
 from jaxinfer.serving.scheduler.request_queues import RequestQueues
 from jaxinfer.serving.scheduler.schedule import RowUpdate, Schedule
 
@@ -31,7 +31,7 @@ class StepUpdates:
         schedule: Schedule,
         token_ids: Sequence[Sequence[int]],
         num_ok: Sequence[int] | None = None,
-        num_accepted: Sequence[int] | None = None,
+        drafts: Sequence[tuple[int, int]] | None = None,
         logprobs: Sequence[Sequence[float]] | None = None,
     ) -> list[RowUpdate]:
         """Append a step's accepted tokens, late, and end the requests that they end.
@@ -44,16 +44,16 @@ class StepUpdates:
             token_ids: `[rows][at least num_reserved]` tokens; more rows (padding) are ignored.
             num_ok: leading good tokens of each row, all if None. A row with fewer than are accepted
                 ends with the reason "error" after the good ones.
-            num_accepted: leading tokens of each row that count, from 1 to its `num_reserved`; what
-                it says of rows without proposals is ignored: all of theirs count. None if no row
-                has proposals.
+            drafts: of a step with drafts, for each row the number of drafts that were verified, and
+                of leading tokens that count, from 1 to its `num_reserved`; None of other steps, of
+                which all count.
             logprobs: log-probabilities of the tokens, for requests that keep them.
 
         Returns:
             One entry for each row that ended, or gained tokens and is watched, in their order.
 
         Raises:
-            ValueError: `num_accepted` is missing or out of range.
+            ValueError: a number of tokens that count is out of range.
         """
         updates: list[RowUpdate] = []
         if schedule.epoch != self._queues.epoch:
@@ -75,11 +75,12 @@ class StepUpdates:
                 self.num_generated_tokens += 1
                 continue
             if num_new:
-                if row.proposed_token_ids:
-                    num_new = proposals.accept(row, num_accepted[i] if num_accepted else None)
+                if drafts is not None:
+                    num_drafted, num_new = drafts[i]
+                    speculation.accept(row, num_drafted, num_new)
                 kept = self.append(request, tokens, num_new)
-                if not request.decodes_on_device and request.status is not finished:
-                    proposals.follow(request, kept)
+                if request.drafts is not None:
+                    speculation.settle(request)
                 if request.output_logprobs is not None and logprobs is not None:
                     request.output_logprobs += logprobs[i][: len(kept)]
                 if request.is_watched or request.status is finished:
@@ -90,7 +91,7 @@ class StepUpdates:
         return updates
 
     def _goes_on(self, request: Request, token_id: int) -> bool:
-        """Whether a request's next token neither ends it nor fills a block, nor is proposed."""
+        """Whether a request's next token neither ends it nor fills a block, without drafts."""
         num_known = len(request.prompt_token_ids) + len(request.output_token_ids) + 1
         return (
             request.decodes_on_device

@@ -44,6 +44,13 @@ class CountsUpdate(NamedTuple):
     tokens: np.ndarray
 
 
+class DraftWrite(NamedTuple):
+    """Arguments of `write_texts`: int32 ``[4]`` and tokens ``[TOKENS_A_WRITE]``."""
+
+    where: np.ndarray
+    tokens: np.ndarray
+
+
 @dataclass(frozen=True)
 class SlotUpdates:
     """Makes updates of fixed sizes, filled up with a slot that does not exist.

@@ -86,6 +86,7 @@ def start_engine(
         num_host_blocks=runner.num_host_blocks if config.preemption_mode == "swap" else 0,
         is_fair=config.scheduling_policy == "fair",
         multi_step=runner.multi_step,
+        speculation=runner.speculation,
     )
     tokens = arrival_tokens(runner.report.platform, config.max_num_seqs)
     engine = Engine(

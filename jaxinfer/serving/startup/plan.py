@@ -39,6 +39,7 @@ from jaxinfer.serving.programs.program_set import (
     uses_pages,
 )
 from jaxinfer.serving.programs.programs import Programs
+from jaxinfer.serving.programs.speculative.drafter import DraftTextSizes
 from jaxinfer.serving.programs.steps import StepContext
 from jaxinfer.serving.runner.engine_plan import EnginePlan
 from jaxinfer.serving.sampling.sampler import CustomSampler, LogitsProcessor
@@ -119,6 +120,7 @@ def plan_engine(
     programs = Programs(context, params, 2, engine_config.max_num_seqs + 1)
     devices = mesh.local_devices if devices is None else devices
     max_model_len = _max_model_len(programs, engine_config, devices, fewest)
+    programs = replace(programs, texts=_draft_texts(engine_config, max_model_len))
     weight_bytes = memory.bytes_per_device(params)
     shapes = functools.partial(
         _shapes,
@@ -130,6 +132,7 @@ def plan_engine(
         num_decode_steps=engine_config.decode_steps(device.platform, weight_bytes),
         weight_bytes=weight_bytes,
         rows_in_item=_rows_in_item(programs),
+        speculative_config=engine_config.speculative_config,
     )
     buckets = shapes(max_model_len=max_model_len)
     if lowering is None:
@@ -156,7 +159,8 @@ def plan_engine(
         lowering.close()
         counter.close()
         raise
-    programs = replace(programs, num_blocks=blocks, is_eager=engine_config.eager)
+    texts = _draft_texts(engine_config, max_model_len)
+    programs = replace(programs, num_blocks=blocks, texts=texts, is_eager=engine_config.eager)
     report = StartupReport(
         num_kv_blocks=blocks,
         num_kv_tokens=usable,
@@ -187,8 +191,15 @@ def plan_engine(
         report,
         seconds,
         mark,
-        slot_bytes=memory.bytes_per_device((programs.last_tokens, programs.slot_state)),
+        slot_bytes=memory.bytes_per_device(
+            (programs.last_tokens, programs.slot_state, programs.draft_state)
+        ),
     )
+
+
+def _draft_texts(config: EngineConfig, max_model_len: int) -> DraftTextSizes | None:
+    drafts = config.speculative_config
+    return None if drafts is None else DraftTextSizes(max_model_len, drafts.corpus_size)
 
 
 def _shapes(config: EngineConfig, **sizes: Any) -> Buckets:
@@ -288,7 +299,7 @@ def _count_blocks(
         return min(blocks, most), []
     utilization = config.gpu_memory_utilization
     free_bytes = memory.free_bytes(devices, utilization=utilization)
-    free_bytes -= memory.bytes_per_device(programs.slot_state)
+    free_bytes -= memory.bytes_per_device((programs.slot_state, programs.draft_state))
     largest = largest_programs(buckets, programs.context.kernels)
     steps = [key for key in largest if uses_pages(key)]
     others = [key for key in largest if not uses_pages(key)]

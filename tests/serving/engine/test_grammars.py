@@ -10,7 +10,6 @@ from jaxinfer.serving.constraints.grammar.matcher import Matcher
 from jaxinfer.serving.constraints.request_constraints import RequestConstraints
 from jaxinfer.serving.engine import host_dependent
 from jaxinfer.serving.requests.completion import Completion
-from jaxinfer.serving.scheduler.proposals import propose
 from jaxinfer.testing.fake_runner import continuation
 from tests.serving.constraints.grammar.grammars import SCHEMAS, bundled_tokenizer, constraints
 from tests.serving.engine.running import run_engine
@@ -227,12 +226,6 @@ def test_a_grammar_that_fails_ends_its_own_request_alone(step, monkeypatch):
     assert setup.runner.num_resets == 0
     del outputs["bad"]
     assert tokens_of(outputs) == expected
-
-
-def test_a_row_with_a_grammar_can_not_be_proposed_for():
-    setup = answered(FIXED_KEYS[:1])
-    with pytest.raises(ValueError, match="is host-dependent"):
-        propose(setup.scheduler.get("json 0/0"), [1])
 
 
 def test_an_engine_without_a_tokenizer_refuses_grammars():

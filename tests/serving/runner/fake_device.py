@@ -7,13 +7,13 @@ slot that a row may read.
 """
 
 import functools
+import random
 from array import array
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from jaxinfer.sampling_params import SamplingParams
 from jaxinfer.serving.requests.request import IN_FLIGHT_TOKEN, Request, RequestStatus
-from jaxinfer.serving.requests.result import count_accepted
 from jaxinfer.serving.scheduler.schedule import RowUpdate, Schedule, ScheduledRow
 from jaxinfer.serving.scheduler.scheduler import Scheduler
 
@@ -88,6 +88,8 @@ class FakeDevice:
         self.last_tokens: list[int | None] = [None] * scheduler.max_num_seqs
         self.true_tokens: dict[Request, list[int]] = {}
         self.oldest_weights: dict[Request, int] = {}
+        self.drafting: dict[int, tuple[Request, int]] = {}
+        self.drafts: dict[int, list[tuple[int, int]] | None] = {}
         self.reset_cache()
 
     def reset_cache(self) -> None:
@@ -99,6 +101,7 @@ class FakeDevice:
             known = self.true_tokens.get(request)
             if known is not None:
                 del known[request.num_known_tokens :]
+        self.drafting.clear()
 
     def note_waiting(self) -> None:
         """Call after every operation: what waits must restart under the present weights."""
@@ -115,6 +118,9 @@ class FakeDevice:
             self.pages[block] = list(self.host[host_block])
         for row in schedule.rows:
             self.note_read(row)
+        self.drafts[id(schedule)] = None
+        if schedule.num_drafts:
+            return self.launch_with_drafts(schedule)
         results: list[list[int]] = [[] for _ in schedule.rows]
         for step in range(schedule.num_steps):
             for row in schedule.rows:
@@ -122,14 +128,54 @@ class FakeDevice:
             leader = schedule.rows[0]
             for row, result in zip(schedule.rows, results, strict=True):
                 leader = row if row.num_fed else leader
-                tokens = self.verify(row) if row.proposed_token_ids else None
-                result += tokens or [self.attend(row, step, leader.request.blocks.table)]
+                result.append(self.attend(row, step, leader.request.blocks.table))
         for source, target in schedule.block_copies:
             self.pages[target] = list(self.pages[source])
         for row in schedule.rows:
             if row.num_fed == 0:
                 self.check_context(row.request, row.start)
         return results
+
+    def launch_with_drafts(self, schedule: Schedule) -> list[list[int]]:
+        """Rows whose drafts and lengths the device alone knows; tokens of each one's positions."""
+        results, counts = [], []
+        for i, row in enumerate(schedule.rows):
+            request = row.request
+            true_tokens = self.true_tokens[request]
+            start = len(true_tokens) - 1
+            holder = request, request.blocks.num_admissions
+            if i in schedule.unknown:
+                assert row.start == start <= request.num_known_tokens
+                self.drafting[request.slot] = holder
+            assert self.drafting[request.slot] == holder, "the device has other tokens"
+            assert row.start >= start, "there is less room than it may need"
+            drafts = self.guess(request, row.num_reserved - 1)
+            self.put(request, start, [self.last_tokens[request.slot], *drafts])
+            self.check_context(request, start + 1)
+            sampled = [
+                next_token(self.slot(request, start + j).chain) for j in range(len(drafts) + 1)
+            ]
+            num_accepted = 1
+            while sampled[num_accepted - 1 : num_accepted] == drafts[num_accepted - 1 :][:1]:
+                num_accepted += 1
+            true_tokens += sampled[:num_accepted]
+            self.last_tokens[request.slot] = true_tokens[-1]
+            results.append(sampled + [0] * (row.num_reserved - len(sampled)))
+            counts.append((len(drafts), num_accepted))
+        self.drafts[id(schedule)] = counts
+        return results
+
+    def guess(self, request: Request, most: int) -> list[int]:
+        """Drafts of which the first are right: none, some or all of them."""
+        chain = chain_of(self.true_tokens[request])
+        rng = random.Random(chain)
+        drafts = []
+        for place in range(rng.randint(0, most)):
+            is_good = place < rng.choice([0, 1, 9])
+            token = next_token(chain) if is_good else rng.randrange(VOCAB_SIZE)
+            drafts.append(token)
+            chain = extend_chain(chain, token)
+        return drafts
 
     def draw_constrained(self, rows: Sequence[ScheduledRow], tokens: Sequence[list[int]]) -> None:
         """Draw by their constraints the rows of the last launch that are host-dependent.
@@ -190,9 +236,10 @@ class FakeDevice:
                 assert row.request.params.structured_outputs is None
                 assert row.num_reserved <= schedule.num_steps
             else:
-                assert row.num_reserved <= 1 + len(row.proposed_token_ids) <= max(row.num_fed, 1)
-                assert row.num_reserved != 1 or not row.proposed_token_ids
-            assert len(row.proposed_token_ids) <= schedule.num_proposed
+                assert row.num_reserved <= 1 + schedule.num_drafts
+            if schedule.num_drafts:
+                assert schedule.is_decode
+                assert row.request.constraint is None
             if schedule.is_decode:
                 assert row.samples
                 assert row.num_fed == 1
@@ -220,28 +267,17 @@ class FakeDevice:
             tokens = unpack_ids(row.packed_tokens())
             if tokens[-1] == IN_FLIGHT_TOKEN:
                 tokens[-1] = self.last_tokens[request.slot]
-        own = tokens[: len(tokens) - len(row.proposed_token_ids)]
-        assert own == true_tokens[start : start + len(own)], "a row is fed wrong tokens"
-        assert tokens[len(own) :] == list(row.proposed_token_ids)
-        assert len(own) == len(tokens) or len(true_tokens) == start + len(own)
+        assert tokens == true_tokens[start : start + len(tokens)], "a row is fed wrong tokens"
+        self.put(request, start, tokens)
+
+    def put(self, request: Request, start: int, tokens: Sequence[int]) -> None:
+        """Write tokens into a request's pages from a position on."""
         for position, token in enumerate(tokens, start):
             chain = START if position == 0 else self.slot(request, position - 1).chain
             block = request.blocks.table[position // self.block_size]
             self.pages[block][position % self.block_size] = Slot(
                 extend_chain(chain, token), position, self.weights, request.new.prompt.cache_salt
             )
-
-    def verify(self, row: ScheduledRow) -> list[int]:
-        """Tokens after each proposal and before the first; accepted ones become true."""
-        first = row.start + row.num_fed - len(row.proposed_token_ids)
-        self.check_context(row.request, first)
-        tokens = [
-            next_token(self.slot(row.request, first + i - 1).chain) for i in range(row.num_reserved)
-        ]
-        kept = tokens[: count_accepted(row.proposed_token_ids, tokens)]
-        self.true_tokens[row.request] += kept
-        self.last_tokens[row.request.slot] = kept[-1]
-        return tokens
 
     def attend(self, row: ScheduledRow, step: int, table: list[int]) -> int:
         """Check all that the row reads through its table, or a fork's leader's; its next token."""
@@ -290,19 +326,16 @@ def host_dependent_rows(schedule: Schedule) -> list[int]:
     return found
 
 
-def accepted(schedule: Schedule, tokens: list[list[int]]) -> list[int]:
+def accepted(device: FakeDevice, schedule: Schedule) -> list[int]:
     """How many of each row's tokens count."""
-    return [
-        count_accepted(row.proposed_token_ids, sampled)
-        if row.proposed_token_ids
-        else row.num_reserved
-        for row, sampled in zip(schedule.rows, tokens, strict=True)
-    ]
+    if schedule.num_drafts:
+        return [num_accepted for _, num_accepted in device.drafts[id(schedule)]]
+    return [row.num_reserved for row in schedule.rows]
 
 
-def read(scheduler: Scheduler, schedule: Schedule, tokens: list[list[int]]) -> list[RowUpdate]:
+def read(device: FakeDevice, schedule: Schedule, tokens: list[list[int]]) -> list[RowUpdate]:
     """Have the scheduler take in what a step brought."""
-    return scheduler.update(schedule, tokens, num_accepted=accepted(schedule, tokens))
+    return device.scheduler.update(schedule, tokens, drafts=device.drafts[id(schedule)])
 
 
 def unpack_ids(packed: bytes) -> list[int]:
@@ -321,10 +354,10 @@ def run_to_end(scheduler: Scheduler, device: FakeDevice, *, depth: int = 1) -> l
             in_flight.append((schedule, device.launch(schedule)))
         assert in_flight, "nothing runs and nothing is in flight"
         if schedule is None or len(in_flight) > depth:
-            read(scheduler, *in_flight.pop(0))
+            read(device, *in_flight.pop(0))
         scheduler.check_invariants()
     for late in in_flight:
-        assert read(scheduler, *late) == []
+        assert read(device, *late) == []
     scheduler.check_invariants()
     assert scheduler.pool.num_free_blocks == scheduler.pool.num_usable_blocks
     return schedules

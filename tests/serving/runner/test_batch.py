@@ -13,6 +13,7 @@ from jaxinfer.serving.programs.layout import DecodeShape, PrefillShape
 from jaxinfer.serving.programs.program_set import all_programs
 from jaxinfer.serving.requests.result import PROMPT_LOGPROBS
 from jaxinfer.serving.runner.batch_builder import BatchBuilder
+from jaxinfer.serving.runner.draft_texts import DraftTexts
 from jaxinfer.serving.sampling.layout import Column, Need
 from jaxinfer.serving.scheduler.schedule import Schedule, ScheduledRow
 from jaxinfer.serving.slots.request_sampling import request_sampling
@@ -53,6 +54,7 @@ def _builder(
     )
     return BatchBuilder(
         buckets,
+        draft_texts=DraftTexts(),
         max_num_seqs=max_num_seqs,
         block_size=block_size,
         vocab_size=vocab_size,

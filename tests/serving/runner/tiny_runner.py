@@ -104,7 +104,7 @@ class Loop:
             result = self.runner.fetch(step)
             self.results.append((schedule, result))
             tokens = result.sampled.tokens.tolist()
-            self.scheduler.update(schedule, tokens, result.num_ok, result.num_accepted)
+            self.scheduler.update(schedule, tokens, result.num_ok, result.drafts)
 
     def run(self) -> list[list[int]]:
         """Run until no request is left; the outputs in order of `add`."""

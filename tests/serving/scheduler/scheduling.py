@@ -32,7 +32,7 @@ def step(scheduler, device):
     device.note_waiting()
     schedule = scheduler.schedule()
     assert schedule is not None
-    read(scheduler, schedule, device.launch(schedule))
+    read(device, schedule, device.launch(schedule))
     scheduler.check_invariants()
     return schedule
 

@@ -3,7 +3,6 @@
 import pytest
 
 from jaxinfer.sampling_params import SamplingParams
-from jaxinfer.serving.scheduler.proposals import propose
 from tests.serving.requests.host_request import host_request
 from tests.serving.runner.fake_device import read, run_to_end
 from tests.serving.scheduler.scheduling import (
@@ -136,15 +135,6 @@ def test_without_prefix_caching_each_sample_feeds_its_prompt():
     assert_solo(*requests)
 
 
-def test_samples_with_proposals_feed_them_as_ever():
-    scheduler, device = make_scheduler()
-    requests = add(scheduler, *samples(3, 20))
-    propose(requests[1], [1, 2])
-    schedules = run_to_end(scheduler, device)
-    assert [row.num_fed for row in schedules[0].rows] == [20, 6, 4]
-    assert_solo(*requests)
-
-
 def test_prompts_begun_under_other_weights_are_not_forked():
     scheduler, device = make_scheduler(max_num_batched_tokens=16)
     add(scheduler, make_request(0, 20))
@@ -213,11 +203,11 @@ def test_preemption_before_and_after_the_first_token_changes_nothing(
     schedule = scheduler.schedule()
     tokens = device.launch(schedule)
     if is_read:
-        read(scheduler, schedule, tokens)
+        read(device, schedule, tokens)
     assert len(scheduler.preempt(count)) == count
     scheduler.check_invariants()
     if not is_read:
-        read(scheduler, schedule, tokens)
+        read(device, schedule, tokens)
     run_to_end(scheduler, device)
     assert_solo(*requests)
 
@@ -229,7 +219,7 @@ def test_forks_outlive_their_leader():
     tokens = device.launch(schedule)
     scheduler.abort(leader.request_id)
     scheduler.check_invariants()
-    read(scheduler, schedule, tokens)
+    read(device, schedule, tokens)
     run_to_end(scheduler, device)
     assert_solo(*forks)
 

@@ -4,7 +4,6 @@ import pytest
 
 from jaxinfer.sampling_params import SamplingParams
 from jaxinfer.serving.scheduler.multi_step import MultiStep
-from jaxinfer.serving.scheduler.proposals import propose
 from tests.serving.requests.host_request import host_request
 from tests.serving.runner.fake_device import run_to_end
 from tests.serving.scheduler.scheduling import (
@@ -85,14 +84,6 @@ def test_a_row_that_needs_its_slot_or_the_host_takes_all_to_one_step(params):
     assert num_steps_of(scheduler, device, 3) == [1, 1, 1]
     scheduler.abort("1")
     assert num_steps_of(scheduler, device, 1) == [4]
-
-
-def test_a_proposal_is_verified_first():
-    scheduler, device = several(4)
-    (request,) = add(scheduler, make_request(0, 4, 20))
-    step(scheduler, device)
-    propose(request, [1, 2])
-    assert num_steps_of(scheduler, device, 2) == [1, 4]
 
 
 def test_the_end_of_the_longest_comes_in_single_steps():

@@ -3,8 +3,7 @@
 import pytest
 
 from jaxinfer.serving.requests.request import RequestStatus
-from jaxinfer.serving.scheduler.proposals import propose
-from tests.serving.runner.fake_device import read, run_to_end
+from tests.serving.runner.fake_device import run_to_end
 from tests.serving.scheduler.scheduling import (
     add,
     assert_solo,
@@ -37,23 +36,6 @@ def test_newest_is_preempted_and_its_text_is_unchanged(caching, depth, num_host_
     swapped = [s for s in schedules if s.swap_out]
     assert len(swapped) == (num_host_blocks == 10)
     assert_solo(older, newer)
-
-
-def test_a_preemption_counts_even_if_nothing_can_run_after_it():
-    scheduler, device = make_scheduler(num_blocks=5)
-    (verified,) = add(scheduler, make_request("v", 7, 20))
-    step(scheduler, device)
-    older, newer = add(scheduler, *(make_request(name, 8, 9, first=5) for name in "on"))
-    propose(verified, [1] * 9)  # takes two more blocks; the others share the last
-    schedule = scheduler.schedule()
-    tokens = device.launch(schedule)
-    assert older.blocks.table == newer.blocks.table
-    assert scheduler.schedule() is None
-    assert newer.status is RequestStatus.WAITING
-    assert scheduler.num_preemptions == newer.history.num_preemptions == 1
-    read(scheduler, schedule, tokens)
-    run_to_end(scheduler, device)
-    assert_solo(verified, older, newer)
 
 
 def test_swap_moves_all_blocks_out_and_back_before_new_admissions():

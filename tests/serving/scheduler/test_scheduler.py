@@ -138,7 +138,7 @@ def test_who_waits_for_the_slot_of_a_request_whose_last_token_is_in_flight_gets_
     last = scheduler.schedule()
     tokens = device.launch(last)
     scheduler.schedule()
-    read(scheduler, last, tokens)
+    read(device, last, tokens)
     assert [each.request_id for each in scheduler.schedule().admitted] == ["2"]
 
 

@@ -9,9 +9,9 @@ from jaxinfer.sampling_params import SamplingParams
 from jaxinfer.serving.requests.request import Request, RequestStatus
 from jaxinfer.serving.scheduler.block_pool import BlockPool
 from jaxinfer.serving.scheduler.multi_step import ONE_STEP, MultiStep
-from jaxinfer.serving.scheduler.proposals import propose
 from jaxinfer.serving.scheduler.schedule import Schedule
 from jaxinfer.serving.scheduler.scheduler import Scheduler
+from jaxinfer.serving.scheduler.speculation import NO_DRAFTS, DraftSize, Speculation
 from jaxinfer.structured_outputs import StructuredOutputsParams
 from tests.serving.constraints.fake_constraint import ReadsTokens
 from tests.serving.constraints.grammar.fake_grammar import FakeGrammar, guided_tokens
@@ -21,6 +21,7 @@ from tests.serving.runner.fake_device import (
     FakeDevice,
     accepted,
     host_dependent_rows,
+    read,
     solo_run,
 )
 
@@ -28,6 +29,7 @@ BLOCK_SIZE = 8
 MAX_MODEL_LEN = 44
 EOS_IDS = frozenset([EOS])
 GUIDED = {"structured_outputs": StructuredOutputsParams(regex="a+"), "min_tokens": 0}
+DRAFTS = Speculation([DraftSize(1, 9), DraftSize(3, 3), DraftSize(4, 1)])
 BASES = [[(i * i + family * 5) % 19 + 1 for i in range(MAX_MODEL_LEN)] for family in range(2)]
 
 
@@ -40,6 +42,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         num_host_blocks=st.sampled_from([0, 12, 3]),
         has_priorities=st.sampled_from([True, True, False]),
         multi_step=st.sampled_from([MultiStep(3, 4), ONE_STEP]),
+        speculation=st.sampled_from([DRAFTS, NO_DRAFTS]),
     )
     def build(
         self,
@@ -50,6 +53,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         num_host_blocks,
         has_priorities,
         multi_step,
+        speculation,
     ):
         self.has_priorities = has_priorities
         self.scheduler = Scheduler(
@@ -61,6 +65,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             preemption_mode="swap" if num_host_blocks else "recompute",
             num_host_blocks=num_host_blocks,
             multi_step=multi_step,
+            speculation=speculation,
         )
         self.device = FakeDevice(self.scheduler)
         self.requests: list[Request] = []
@@ -160,8 +165,8 @@ class SchedulerMachine(RuleBasedStateMachine):
     @rule()
     def update(self):
         schedule, tokens = self.in_flight.pop(0)
-        num_accepted = accepted(schedule, tokens)
-        for change in self.scheduler.update(schedule, tokens, num_accepted=num_accepted):
+        num_accepted = accepted(self.device, schedule)
+        for change in read(self.device, schedule, tokens):
             row = schedule.rows[change.row]
             assert row.request is change.request
             assert change.token_ids == tokens[change.row][: len(change.token_ids)]
@@ -184,46 +189,19 @@ class SchedulerMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def update_with_bad_row(self, data):
         schedule, tokens = self.in_flight.pop(0)
-        num_accepted = accepted(schedule, tokens)
-        num_ok = list(num_accepted)
+        num_ok = accepted(self.device, schedule)
         bad = data.draw(st.integers(0, len(num_ok) - 1))
         num_ok[bad] = max(0, num_ok[bad] - 1)
         stale = schedule.epoch < max((s.epoch for s, _ in self.in_flight), default=0)
         bad_request = schedule.rows[bad].request
         was_finished, held = bad_request.is_finished, set(bad_request.blocks.table)
-        self.scheduler.update(schedule, tokens, num_ok, num_accepted)
+        drafts = self.device.drafts[id(schedule)]
+        self.scheduler.update(schedule, tokens, num_ok, drafts)
         if schedule.rows[bad].samples and not stale and not was_finished:
             assert bad_request.is_finished or self.scheduler.num_waiting
         if bad_request.finish_reason == "error" and not was_finished:
             # A row behind it may have filled a block of its own with the same tokens.
             assert held.isdisjoint(self.found_again(bad_request))
-
-    @precondition(lambda self: self.scheduler.has_unfinished)
-    @rule(
-        data=st.data(),
-        num_good=st.sampled_from([2, 9, 0, 1, 17]),
-        guesses=st.lists(st.integers(0, 23), max_size=3),
-    )
-    def propose(self, data, num_good, guesses):
-        """Tokens are proposed, of which some are what the request goes on with."""
-        request = data.draw(st.sampled_from(self.scheduler.unfinished()))
-        if not request.new.prefill_only and request.constraint is None:
-            outputs, _, _ = self.solo_runs[request.request_id]
-            good = outputs[len(request.output_token_ids) :][:num_good]
-            propose(request, good + guesses)
-
-    @precondition(lambda self: self.scheduler.num_running)
-    @rule(count=st.integers(2, 9), num_good=st.sampled_from([4, 1, 9]))
-    def run_with_proposals(self, count, num_good):
-        """All that run get proposals for as long as they do; the fourth token is wrong."""
-        for _ in range(count):
-            for request in self.of_status(RequestStatus.RUNNING):
-                outputs, _, _ = self.solo_runs[request.request_id]
-                good = outputs[len(request.output_token_ids) :][:num_good]
-                wrong = [(token + (i == 3)) % 24 for i, token in enumerate(good)]
-                if not request.new.prefill_only and request.constraint is None:
-                    propose(request, wrong)
-            self.run(2, 0)
 
     def found_again(self, failed):
         """The blocks that a request with the tokens of one that failed finds."""

@@ -20,6 +20,7 @@ from jaxinfer.serving.programs.layout import DecodeShape, PrefillShape
 from jaxinfer.serving.programs.step_inputs import StepInputs
 from jaxinfer.serving.programs.steps import StepContext, decode_step
 from jaxinfer.serving.runner.batch_builder import BatchBuilder
+from jaxinfer.serving.runner.draft_texts import DraftTexts
 from jaxinfer.serving.scheduler.schedule import Schedule, ScheduledRow
 from jaxinfer.serving.slots.request_sampling import request_sampling
 from jaxinfer.serving.slots.step_data import Datum, Padding
@@ -94,6 +95,7 @@ def _build(*rows, is_decode=False):
     )
     builder = BatchBuilder(
         buckets,
+        draft_texts=DraftTexts(),
         max_num_seqs=PADDING_SLOT,
         block_size=8,
         vocab_size=CONFIG.vocab_size,

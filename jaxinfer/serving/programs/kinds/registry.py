@@ -11,20 +11,21 @@ from jaxinfer.serving.programs.kinds.prompt_logprobs import PromptLogprobsKind
 from jaxinfer.serving.programs.kinds.sampled_decode import SampledDecodeKind
 from jaxinfer.serving.programs.kinds.sampler import SamplerKind
 from jaxinfer.serving.programs.kinds.set_edits import SetEditsKind, SetMasksKind
-from jaxinfer.serving.programs.verify.verify_kind import VerifyKind
+from jaxinfer.serving.programs.kinds.speculative_decode import SpeculativeDecodeKind, WriteTextsKind
 
 KINDS: dict[type, ProgramKind[Any]] = {
     kind.key_type: kind
     for kind in (
         DecodeKind(),
         PrefillKind(),
+        SpeculativeDecodeKind(),
         SampledDecodeKind(),
         SamplerKind(),
         SetEditsKind(),
         SetMasksKind(),
         CountTokensKind(),
+        WriteTextsKind(),
         PromptLogprobsKind(),
-        VerifyKind(),
         SwapKind(),
         CopyBlocksKind(),
     )

@@ -1,0 +1,1 @@
+"""Speculative decoding on the devices: drafts from the tokens of slots, verified as decode rows."""

@@ -1,0 +1,100 @@
+"""Guesses the next tokens of sequences: what followed the last occurrence of their latest tokens.
+
+This is prompt lookup (https://github.com/apoorvumang/prompt-lookup-decoding), with the longest of
+all matches, and with matches in texts beside the sequence as suffix decoding has them
+(arXiv:2411.04975). On the device it is some passes over a few tokens; no host is asked.
+"""
+
+from typing import NamedTuple
+
+import jax.numpy as jnp
+from jaxtyping import Array, Int32
+
+from jaxinfer.serving.programs.speculative.drafter import Drafter
+
+NO_DRAFT = -1
+"""In the place of a draft that there is not."""
+_NEVER = -2  # equals no token, nor what stands between texts
+
+
+class _Match(NamedTuple):
+    """The longest match of each row: its number of tokens, and the place of its last one."""
+
+    length: Int32[Array, " B"]
+    end: Int32[Array, " B"]
+
+
+def find_drafts(
+    history: Int32[Array, "B L"],
+    lengths: Int32[Array, " B"],
+    corpus: Int32[Array, " C"] | None,
+    drafter: Drafter,
+) -> Int32[Array, "B k"]:
+    """Draft the tokens that may follow each row's.
+
+    The longest run of a row's latest tokens that occurs earlier in the row, or anywhere in the
+    corpus, gives the tokens behind it; of equally long ones the last in the row, or else in the
+    corpus. A row that repeats itself up to its end goes on repeating itself.
+
+    Args:
+        history: each row's tokens by position.
+        lengths: their numbers; 0 for padding.
+        corpus: as of `DraftState`; None without.
+        drafter: the rule; static.
+
+    Returns:
+        k drafts, with `NO_DRAFT` from the first that there is not.
+    """
+    latest = _latest(history, lengths, drafter.longest)
+    own = _longest_match(history, lengths - 1, latest)
+    steps = jnp.arange(drafter.num_tokens, dtype=jnp.int32)
+    period = jnp.maximum(lengths - 1 - own.end, 1)
+    places = own.end[:, None] + 1 + steps % period[:, None]
+    drafts = jnp.take_along_axis(history, places, axis=1, mode="clip")
+    found = own.length
+    if corpus is not None:
+        corpus = corpus - 1
+        ends = jnp.full_like(lengths, corpus.shape[0] - 1)
+        other = _longest_match(corpus[None], ends, latest)
+        behind = corpus.at[other.end[:, None] + 1 + steps].get(mode="fill", fill_value=NO_DRAFT)
+        drafts = jnp.where((other.length > own.length)[:, None], behind, drafts)
+        found = jnp.maximum(own.length, other.length)
+    most = jnp.where(found >= drafter.shortest, drafter.num_tokens, 0)
+    if drafter.as_long_as_match:
+        most = jnp.minimum(most, found)
+    is_draft = (steps < most[:, None]) & (drafts >= 0)
+    return jnp.where(jnp.cumprod(is_draft, axis=1, dtype=jnp.int32) > 0, drafts, NO_DRAFT)
+
+
+def _latest(
+    history: Int32[Array, "B L"], lengths: Int32[Array, " B"], count: int
+) -> Int32[Array, "B n"]:
+    """Each row's last tokens, the last one first; `_NEVER` where a row has fewer."""
+    places = lengths[:, None] - 1 - jnp.arange(count, dtype=jnp.int32)
+    tokens = jnp.take_along_axis(history, jnp.maximum(places, 0), axis=1, mode="clip")
+    return jnp.where(places >= 0, tokens, _NEVER)
+
+
+def _longest_match(
+    texts: Int32[Array, "_ L"], stops: Int32[Array, " B"], latest: Int32[Array, "B n"]
+) -> _Match:
+    """Where texts before `stops` end on most of the rows' latest tokens.
+
+    Args:
+        texts: one for each row, or one for all.
+        stops: a match ends before this place.
+        latest: see `_latest`.
+    """
+    size, count = texts.shape[1], latest.shape[1]
+    padded = jnp.pad(texts, ((0, 0), (count - 1, 0)), constant_values=NO_DRAFT)
+    goes_on = jnp.ones((latest.shape[0], size), jnp.bool_)
+    length = jnp.zeros_like(goes_on, jnp.int32)
+    for back in range(count):
+        start = count - 1 - back
+        goes_on &= padded[:, start : start + size] == latest[:, back, None]
+        length += goes_on.astype(jnp.int32)
+    places = jnp.arange(size, dtype=jnp.int32)
+    # The place breaks ties: the last of the longest.
+    ranked = jnp.where(places < stops[:, None], length * size + places, 0)
+    best = ranked.max(axis=1)
+    return _Match(best // size, best % size)

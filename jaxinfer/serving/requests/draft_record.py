@@ -1,0 +1,71 @@
+"""How a request's drafts have fared, and whether it drafts at present."""
+
+from dataclasses import dataclass, field
+
+_TRIAL_STEPS = 6
+"""Steps of a trial, after which drafts go on or rest."""
+_LEAST_GAIN = 0.25
+"""Accepted drafts a step from which on a step with drafts is worth more than one without."""
+_FIRST_REST, _LONGEST_REST = 32, 512
+"""Tokens without drafts after a trial that failed; each further rest is twice as long."""
+
+
+@dataclass(slots=True, eq=False)
+class DraftRecord:
+    """The drafts of one request.
+
+    A step with drafts takes a little longer than one without. So drafts are tried for some steps,
+    and rest for some tokens, twice as many each time, if too few of them are accepted.
+
+    Attributes:
+        is_possible: whether anything may be drafted for it.
+        follows: whether the device alone knows the length of the sequence, because a row with
+            drafts is in flight.
+        num_steps: rows with drafts that were read.
+        num_drafted: drafts that were verified.
+        num_accepted_at: for each place behind a row's first token, how often the draft there was
+            accepted.
+    """
+
+    is_possible: bool = True
+    follows: bool = False
+    num_steps: int = 0
+    num_drafted: int = 0
+    num_accepted_at: list[int] = field(default_factory=list)
+    _trial: int = 0
+    _gained: int = 0
+    _rest: int = _FIRST_REST
+    _resumes_at: int = 0
+
+    @property
+    def num_accepted(self) -> int:
+        """Drafts that became tokens of the answer."""
+        return sum(self.num_accepted_at)
+
+    def is_wanted(self, num_tokens: int) -> bool:
+        """Whether a sequence of so many tokens is to draft."""
+        return self.is_possible and num_tokens >= self._resumes_at
+
+    def note(self, num_drafted: int, num_accepted: int, num_tokens: int) -> None:
+        """Record a row that was read.
+
+        Args:
+            num_drafted: its drafts.
+            num_accepted: how many of them were accepted.
+            num_tokens: of the sequence, with what was accepted.
+        """
+        self.num_steps += 1
+        self.num_drafted += num_drafted
+        self.num_accepted_at += [0] * (num_accepted - len(self.num_accepted_at))
+        for place in range(num_accepted):
+            self.num_accepted_at[place] += 1
+        self._trial += 1
+        self._gained += num_accepted
+        if self._trial < _TRIAL_STEPS:
+            return
+        if self._gained < _LEAST_GAIN * self._trial:
+            self._resumes_at = num_tokens + self._rest
+            self._rest = min(2 * self._rest, _LONGEST_REST)
+        else:
+            self._rest = _FIRST_REST
+        self._trial = self._gained = 0

@@ -1,0 +1,169 @@
+"""Steps with drafts: rows that may gain several tokens, how many of them only the device knows."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from jaxinfer.sampling_params import FreeLogprobs
+from jaxinfer.serving.requests.draft_record import DraftRecord
+from jaxinfer.serving.requests.request import Request, RequestStatus
+from jaxinfer.serving.scheduler.request_queues import RequestQueues
+from jaxinfer.serving.scheduler.rows import advance, extend_table, num_missing_blocks
+from jaxinfer.serving.scheduler.schedule import Schedule, ScheduledRow
+
+
+class DraftSize(NamedTuple):
+    """One size of steps with drafts.
+
+    Attributes:
+        rows: most rows, drafts not counted.
+        num_drafts: k, most drafts of each.
+    """
+
+    rows: int
+    num_drafts: int
+
+
+class Speculation(NamedTuple):
+    """Which steps have drafts, and which requests.
+
+    Attributes:
+        sizes: of such steps, by ascending rows; none if there are none.
+        free_logprobs: log-probabilities that such a step has at no further cost.
+    """
+
+    sizes: Sequence[DraftSize] = ()
+    free_logprobs: FreeLogprobs = "none"
+
+
+NO_DRAFTS = Speculation()
+"""No step has drafts."""
+
+
+class SpeculativePlanner:
+    """Plans steps with drafts for the requests that can have them.
+
+    Other requests sit out alone: where some run, or one waits that could be admitted, every other
+    step is planned without drafts, and in it the rows whose drafts are in flight have no part.
+
+    Args:
+        queues: the requests, their slots and blocks.
+        speculation: which steps have drafts; at least one size.
+    """
+
+    def __init__(self, queues: RequestQueues, speculation: Speculation) -> None:
+        self._queues = queues
+        self._sizes = speculation.sizes
+        self._free_logprobs: FreeLogprobs = speculation.free_logprobs
+        self._was_last = False
+
+    def plan(self) -> Schedule | None:
+        """A step with drafts; None if there is none, or others are to have theirs."""
+        schedule = None
+        if len(self._queues.running) <= 2 * self._sizes[-1].rows:
+            schedule = self._plan()
+        self._was_last = schedule is not None
+        return schedule
+
+    def _plan(self) -> Schedule | None:
+        drafting, num_others = [], 0
+        for request in self._queues.running.values():
+            if request.num_pending_tokens == 0:  # its tokens in flight may end it
+                continue
+            if request.drafts is None:
+                request.drafts = self._record(request)
+            if _drafts(request, request.drafts):
+                drafting.append(request)
+            else:
+                num_others += 1
+        size = next((size for size in self._sizes if size.rows >= len(drafting)), None)
+        if not drafting or size is None or num_others > len(drafting):
+            return None
+        if self._was_last and (num_others or (self._queues.waiting and self._queues.free_slots)):
+            return None
+        return self._place(drafting, size.num_drafts)
+
+    def _record(self, request: Request) -> DraftRecord:
+        """A request's record, which never drafts if nothing may be drafted for it.
+
+        Where the tokens before it change how the next is drawn, other than through the model,
+        nothing is drafted: penalties would have to be counted between one draft and the next.
+        """
+        mode = request.params.sampling_mode(self._free_logprobs)
+        has_none = mode == "full" or request.constraint is not None or request.new.prefill_only
+        return DraftRecord(is_possible=not has_none)
+
+    def _place(self, requests: Sequence[Request], num_drafts: int) -> Schedule | None:
+        """Rows of these requests, with fewer drafts where blocks are short; None without any."""
+        pool = self._queues.pool
+        spare = pool.num_free_blocks
+        rows, unknown = [], []
+        for request in requests:
+            start = request.num_cached_tokens
+            most = min(num_drafts + 1, request.limits.num_tokens - request.num_tokens)
+            missing = num_missing_blocks(pool, request, start + most)
+            if missing > spare:
+                most, missing = 1, num_missing_blocks(pool, request, start + 1)
+            if missing > spare:
+                return None
+            spare -= missing
+            if request.decodes_on_device:
+                unknown.append(len(rows))
+            rows.append(ScheduledRow(request, start, 1, most))
+        for row in rows:
+            request = row.request
+            extend_table(pool, request, row.start + row.num_reserved)
+            advance(pool, row)
+            request.decodes_on_device = False
+            if request.drafts is not None:
+                request.drafts.follows = True
+        return Schedule(
+            rows, is_decode=True, num_tokens=len(rows), num_drafts=num_drafts, unknown=unknown
+        )
+
+
+def accept(row: ScheduledRow, num_drafted: int, num_accepted: int) -> None:
+    """Settle a row with drafts that was read: give up what it reserved for rejected ones.
+
+    Args:
+        row: of a step with drafts.
+        num_drafted: drafts that it verified.
+        num_accepted: tokens that count, at least 1.
+
+    Raises:
+        ValueError: more than the row reserved, or none.
+    """
+    request = row.request
+    if not 1 <= num_accepted <= row.num_reserved:
+        raise ValueError(
+            f"request {request.request_id!r}: {num_accepted} of {row.num_reserved} tokens accepted"
+        )
+    request.num_tokens -= row.num_reserved - num_accepted
+    # 0 if it was preempted meanwhile.
+    request.num_cached_tokens = min(request.num_cached_tokens, request.num_tokens - 1)
+    if request.drafts is not None:
+        num_tokens = request.num_known_tokens + num_accepted
+        request.drafts.note(num_drafted, num_accepted - 1, num_tokens)
+
+
+def settle(request: Request) -> None:
+    """Let a request decode without drafts again once the host knows all of its tokens."""
+    if request.num_in_flight_tokens == 0 and request.status is RequestStatus.RUNNING:
+        request.decodes_on_device = True
+        if request.drafts is not None:
+            request.drafts.follows = False
+
+
+def _drafts(request: Request, record: DraftRecord) -> bool:
+    """Whether a running request's next row has drafts.
+
+    Its history on the device lacks what is in flight, but for the newest token: a request whose
+    drafts are to begin among steps without sits out until all of it is read.
+    """
+    if request.num_pending_tokens > 1 or not record.is_wanted(request.num_known_tokens):
+        return False
+    if record.follows or not request.decodes_on_device:
+        return record.follows
+    if request.num_in_flight_tokens > 1:
+        request.decodes_on_device = False
+        return False
+    return True

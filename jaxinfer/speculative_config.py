@@ -1,0 +1,135 @@
+"""How an engine drafts tokens: the settings of speculative decoding, by vLLM's names."""
+
+import dataclasses
+import difflib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from jaxinfer.checks import check_integer, check_strings, show
+
+SpeculativeMethod = Literal["ngram", "suffix"]
+
+_MOST_DRAFTS = 15
+_LONGEST_LOOKUP = 64
+_MOST_FILES, _LONGEST_PATH = 1024, 4096
+_MOST_CORPUS_TOKENS = 1 << 24
+_NEEDS_WEIGHTS = ("draft_model", "eagle", "eagle3", "medusa", "mlp_speculator", "mtp", "dflash")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SpeculativeConfig:
+    """Drafts of the tokens to come, which a decode step verifies all at once.
+
+    The answer is the one that there would be without, whatever is drafted: only its speed changes.
+
+    Attributes:
+        method: "ngram" looks a sequence's latest tokens up in the sequence; "suffix" also in
+            answers that the engine gave before and in `corpus`, and drafts no more than it found.
+        num_speculative_tokens: most drafts of a row in a step.
+        prompt_lookup_max: most of the latest tokens that "ngram" looks up; None is
+            `prompt_lookup_min`, or 5.
+        prompt_lookup_min: fewest that must be found; None is `prompt_lookup_max`, or 5.
+        suffix_decoding_max_tree_depth: most of the latest tokens that "suffix" looks up.
+        corpus: paths of text files that answers may go on like, for "suffix".
+        corpus_tokens: tokens that "suffix" keeps of the corpus and earlier answers, 4 bytes each on
+            every device; the latest stay. 0 keeps none.
+
+    Raises:
+        TypeError: a field has the wrong type, or is not known; names it.
+        ValueError: a field is out of its range, or means nothing for the method.
+    """
+
+    method: SpeculativeMethod
+    num_speculative_tokens: int = 7
+    prompt_lookup_max: int | None = None
+    prompt_lookup_min: int | None = None
+    suffix_decoding_max_tree_depth: int | None = None
+    corpus: tuple[str, ...] = ()
+    corpus_tokens: int | None = None
+
+    def __post_init__(self) -> None:
+        """Check all fields."""
+        if self.method not in get_args(SpeculativeMethod):
+            known = ", ".join(get_args(SpeculativeMethod))
+            hint = "; drafts are made without weights" if self.method in _NEEDS_WEIGHTS else ""
+            raise ValueError(
+                f"speculative_config: method must be one of {known}, got {show(self.method)}{hint}"
+            )
+        self._check("num_speculative_tokens", 1, _MOST_DRAFTS)
+        self._check("prompt_lookup_max", 1, _LONGEST_LOOKUP, only="ngram")
+        self._check("prompt_lookup_min", 1, _LONGEST_LOOKUP, only="ngram")
+        self._check("suffix_decoding_max_tree_depth", 1, _LONGEST_LOOKUP, only="suffix")
+        self._check("corpus_tokens", 0, _MOST_CORPUS_TOKENS, only="suffix")
+        corpus = check_strings(
+            "speculative_config: corpus", self.corpus, _MOST_FILES, _LONGEST_PATH
+        )
+        object.__setattr__(self, "corpus", corpus)
+        if self.corpus and self.method != "suffix":
+            raise ValueError(
+                f"speculative_config: corpus means nothing for {self.method!r}; write 'suffix'"
+            )
+        for path in corpus:
+            if not Path(path).is_file():
+                raise ValueError(f"speculative_config: corpus: no file {path!r}")
+        if self.shortest > self.longest:
+            raise ValueError(
+                f"speculative_config: prompt_lookup_min ({self.shortest}) must be at most "
+                f"prompt_lookup_max ({self.longest})"
+            )
+
+    @classmethod
+    def of(cls, value: object) -> "SpeculativeConfig":
+        """A configuration as it is, or from a dictionary of its fields.
+
+        Raises:
+            TypeError: it is neither, or a field is not known.
+            ValueError: as for the constructor.
+        """
+        if isinstance(value, cls):
+            return value
+        if not isinstance(value, Mapping):
+            raise TypeError(
+                "speculative_config must be a dict such as {'method': 'ngram'}, got "
+                f"{show(value)}"
+            )
+        known = [field.name for field in dataclasses.fields(cls)]
+        for name in value:
+            if name not in known:
+                nearest = difflib.get_close_matches(str(name), known, n=1)
+                hint = f"did you mean {nearest[0]!r}?" if nearest else f"it has {', '.join(known)}"
+                raise TypeError(f"speculative_config has no {show(name)}; {hint}")
+        if "method" not in value:
+            raise TypeError("speculative_config needs a method: 'ngram' or 'suffix'")
+        return cls(**value)
+
+    @property
+    def longest(self) -> int:
+        """Most of the latest tokens that are looked up."""
+        if self.method == "suffix":
+            return self.suffix_decoding_max_tree_depth or 24
+        return self.prompt_lookup_max or self.prompt_lookup_min or 5
+
+    @property
+    def shortest(self) -> int:
+        """Fewest of them that must be found."""
+        if self.method == "suffix":
+            return 1
+        return self.prompt_lookup_min or self.prompt_lookup_max or 5
+
+    @property
+    def corpus_size(self) -> int:
+        """Tokens of the corpus on every device."""
+        if self.method != "suffix":
+            return 0
+        return 1 << 18 if self.corpus_tokens is None else self.corpus_tokens
+
+    def _check(self, name: str, low: int, high: int, *, only: str = "") -> None:
+        value: Any = getattr(self, name)
+        if value is None:
+            return
+        if only and self.method != only:
+            raise ValueError(
+                f"speculative_config: {name} means nothing for method {self.method!r}; leave it out"
+            )
+        check_integer(f"speculative_config: {name}", value, low, high)

@@ -1,0 +1,222 @@
+"""Drafts change when an answer comes, and nothing of the answer."""
+
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from jaxinfer.serving.scheduler.speculation import DraftSize, Speculation
+from jaxinfer.testing.fake_runner import next_token
+from tests.serving.engine.test_engine import EOS, TOKENIZER, VOCAB, Setup
+
+LETTERS = [TOKENIZER.encode(letter)[0] for letter in "abcd"]
+DRAFTS = Speculation([DraftSize(1, 7), DraftSize(4, 3)])
+
+
+def letters(context):
+    """A toy model with four tokens, so that stop strings and stop tokens are met."""
+    return LETTERS[next_token(context, len(LETTERS))]
+
+
+class DraftingSetup(Setup):
+    """Drafts are right first, then random."""
+
+    def __init__(self, rng, *, most_good=6, speculation=DRAFTS, **options):
+        super().__init__(speculation=speculation, **options)
+        self.choose = options.get("token_map") or (lambda context: next_token(context, VOCAB))
+        self.rng, self.most_good = rng, most_good
+        self.runner.draft = self.draft
+        step = self.engine.step
+        self.engine.step = lambda: (step(), self.scheduler.check_invariants())
+
+    def draft(self, context, most):
+        known = list(context)
+        for _ in range(self.rng.randint(0, self.most_good)):
+            known.append(self.choose(known))
+        known += [self.rng.choice(LETTERS) for _ in range(self.rng.randint(0, 2))]
+        return known[len(context) :][:most]
+
+    @property
+    def drafted(self):
+        """Rows of steps with drafts."""
+        return [row for s in self.runner.launches if s.num_drafts for row in s.rows]
+
+
+def outputs_of(setup, requests):
+    """Everything that callers see of each request, however it was cut into outputs."""
+    for i, (prompt, params) in enumerate(requests):
+        setup.add(str(i), prompt, **params)
+    last = {output.request_id: output for output in setup.run()}
+    pool = setup.scheduler.pool
+    assert pool.num_free_blocks == pool.num_usable_blocks
+    return {
+        name: ([_seen_of(each) for each in output.outputs], output.prompt_logprobs)
+        for name, output in last.items()
+    }
+
+
+def _seen_of(completion):
+    fields = ["token_ids", "text", "finish_reason", "stop_reason", "logprobs", "cumulative_logprob"]
+    return [getattr(completion, field) for field in fields]
+
+
+prompts = st.builds(
+    lambda shared, own: [LETTERS[0]] * shared + own,
+    st.sampled_from([0, 8, 20, 1, 16]),
+    st.lists(st.sampled_from(LETTERS), min_size=1, max_size=12),
+)
+parameters = st.fixed_dictionaries(
+    {
+        "max_tokens": st.sampled_from([30, 9, 1, 2, 70]),
+        "stop": st.sampled_from([None, None, ["abc"], ["dd", "ca"]]),
+        "stop_token_ids": st.sampled_from([None, None, None, [LETTERS[2]]]),
+        "logprobs": st.sampled_from([None, None, 2]),
+        "prompt_logprobs": st.sampled_from([None, None, None, 1]),
+        "n": st.sampled_from([1, 1, 3]),
+        "bad_words": st.sampled_from([None, None, None, ["x"]]),
+    }
+)
+
+
+@settings(max_examples=120, deadline=None)
+@given(
+    requests=st.lists(st.tuples(prompts, parameters), min_size=1, max_size=6),
+    num_blocks=st.sampled_from([64, 14, 17]),
+    block_size=st.sampled_from([8, 16]),
+    budget=st.sampled_from([32, 8, 64]),
+    num_host_blocks=st.sampled_from([0, 12]),
+    ahead=st.sampled_from([1, 2]),
+    most_good=st.sampled_from([6, 0, 20]),
+    seed=st.integers(0, 2**32),
+)
+def test_answers_are_those_of_an_engine_without_drafts(
+    requests, num_blocks, block_size, most_good, ahead, seed, **options
+):
+    options = {
+        "num_blocks": num_blocks,
+        "block_size": block_size,
+        "max_model_len": 90,
+        "tokenizer": TOKENIZER,
+        "token_map": letters,
+        "max_num_batched_tokens": options["budget"],
+        "preemption_mode": "swap" if options["num_host_blocks"] else "recompute",
+        "num_host_blocks": options["num_host_blocks"],
+        "ahead": ahead,
+    }
+    plain = outputs_of(Setup(**options), requests)
+    drafting = DraftingSetup(random.Random(seed), most_good=most_good, **options)
+    assert outputs_of(drafting, requests) == plain
+
+
+def test_good_drafts_save_steps():
+    plain, drafting = Setup(), DraftingSetup(random.Random(0), most_good=6)
+    for setup in (plain, drafting):
+        setup.add("a", [1, 2, 3], max_tokens=60)
+    assert drafting.answers() == plain.answers()
+    assert drafting.runner.num_launches < plain.runner.num_launches / 2
+
+
+def test_steps_with_drafts_run_ahead_of_their_reading():
+    setup = DraftingSetup(random.Random(0), most_good=6, ahead=2)
+    setup.add("a", [1, 2, 3], max_tokens=60)
+    unread = []
+    while setup.engine.has_unfinished:
+        setup.engine.step()
+        setup.engine.take_outputs()
+        unread.append(setup.runner.unread)
+    assert unread.count(2) > len(unread) / 2
+    assert len(unread) < 30
+
+
+def test_a_request_whose_drafts_are_never_right_stops_drafting_and_tries_again():
+    setup = DraftingSetup(random.Random(0), most_good=0, speculation=Speculation([DraftSize(1, 3)]))
+    setup.runner.draft = lambda context, most: [EOS] * most
+    setup.add("a", [1, 2, 3], max_tokens=120)
+    setup.run()
+    has_drafts = [schedule.num_drafts > 0 for schedule in setup.runner.launches]
+    assert sum(has_drafts) < 30
+    assert any(has_drafts[40:])
+
+
+@pytest.mark.parametrize("ahead", [1, 2])
+def test_a_request_that_can_not_draft_sits_out_alone(ahead):
+    setup = DraftingSetup(random.Random(0), most_good=6, ahead=ahead)
+    setup.add("plain", [4, 5, 6], max_tokens=30, presence_penalty=1.0)
+    setup.add("drafts", [1, 2, 3], max_tokens=30)
+    first = setup.scheduler.unfinished()[0]
+    setup.run()
+    assert all(row.request is not first for row in setup.drafted)
+    assert len(setup.drafted) >= 5
+    # Beside it, every other step is one with drafts.
+    rows_of_first = [row for s in setup.runner.launches for row in s.rows if row.request is first]
+    assert len(rows_of_first) == 30
+
+
+def test_where_most_requests_can_not_draft_none_does():
+    setup = DraftingSetup(random.Random(0))
+    for i in range(3):
+        setup.add(str(i), [4, 5, i], max_tokens=20, presence_penalty=1.0)
+    setup.add("could", [1, 2, 3], max_tokens=20)
+    setup.run()
+    assert not setup.drafted
+
+
+def test_an_end_of_sequence_among_the_accepted_tokens_ends_the_request():
+    def choose(context):
+        return EOS if len(context) == 8 else 3
+
+    setup = DraftingSetup(random.Random(0), token_map=choose)
+    setup.runner.draft = lambda context, most: [
+        choose(range(len(context) + i)) for i in range(most)
+    ]
+    setup.add("a", [1, 2, 3], max_tokens=50, ignore_eos=False)
+    (output,) = setup.run()
+    assert output.outputs[0].token_ids == [3, 3, 3, 3, 3, EOS]
+    assert output.outputs[0].finish_reason == "stop"
+    assert setup.runner.num_launches <= 3
+
+
+@pytest.mark.parametrize("fails", ["fail_launches", "fail_fetches"])
+def test_a_step_with_drafts_that_raises_costs_no_token(fails):
+    setup, plain = DraftingSetup(random.Random(1)), Setup()
+    for i in range(3):
+        for each in (setup, plain):
+            each.add(str(i), [i, 2, 3], max_tokens=30)
+    getattr(setup.runner, fails).update({2, 3, 6})
+    assert setup.answers() == plain.answers()
+    assert setup.runner.num_resets >= 2
+
+
+def test_a_bad_logit_after_accepted_tokens_ends_the_request_with_an_error():
+    setup = DraftingSetup(random.Random(2))
+    setup.add("a", [1, 2, 3], max_tokens=30)
+    setup.add("b", [4, 2, 3], max_tokens=30)
+    setup.engine.step()
+    setup.runner.poisoned.add(setup.scheduler.unfinished()[0].request_id)
+    outputs = {output.request_id: output for output in setup.run()}
+    assert outputs["a"].outputs[0].finish_reason == "error"
+    assert len(outputs["b"].outputs[0].token_ids) == 30
+
+
+def test_what_was_drafted_and_accepted_is_counted():
+    setup = DraftingSetup(random.Random(0), speculation=Speculation([DraftSize(1, 3)]))
+    setup.runner.draft = lambda context, most: [
+        *_right(context, setup.choose, min(most, 2)),
+        *[EOS] * (most - 2),
+    ]
+    setup.add("a", [1, 2, 3], max_tokens=31)
+    (request,) = setup.scheduler.unfinished()
+    setup.run()
+    record = request.drafts
+    assert record.num_steps + record.num_accepted == 30  # the first token came from the prompt
+    assert record.num_steps == 11  # at the end there is room for fewer drafts
+    assert record.num_accepted_at == [10, 9]
+    assert record.num_drafted == 9 * 3 + 1
+
+
+def _right(context, choose, count):
+    known = list(context)
+    for _ in range(count):
+        known.append(choose(known))
+    return known[len(context) :]
