@@ -115,6 +115,8 @@ class RequestMetrics:
         finished_time: its last completion ended.
         num_generated_tokens: tokens of all completions.
         num_preemptions: how often its completions were preempted.
+        num_draft_tokens: drafts that were verified for its completions.
+        num_accepted_tokens: of these, drafts that became tokens of an answer.
     """
 
     arrival_time: float
@@ -124,6 +126,8 @@ class RequestMetrics:
     num_generated_tokens: int = 0
     num_preemptions: int = 0
     scheduled_time: float | None = None
+    num_draft_tokens: int = 0
+    num_accepted_tokens: int = 0
 
     @property
     def ttft(self) -> float | None:

@@ -112,6 +112,7 @@ class News(msgspec.Struct, frozen=True, array_like=True):
         num_preemptions: so far.
         scheduled_time: when the first step of its prompt was planned, on the clock of `Step.time`.
         weight_version: at its last token.
+        num_draft_tokens: so far; so is `num_accepted_tokens`.
         finish_reason: None while it runs.
         stop_reason: the stop token that ended it.
         prompt_scores: one for each chunk.
@@ -123,6 +124,8 @@ class News(msgspec.Struct, frozen=True, array_like=True):
     num_preemptions: int = 0
     scheduled_time: float | None = None
     weight_version: int = 0
+    num_draft_tokens: int = 0
+    num_accepted_tokens: int = 0
     finish_reason: str | None = None
     stop_reason: int | None = None
     prompt_scores: Sequence[PromptScores] = ()

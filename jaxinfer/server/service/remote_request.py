@@ -142,6 +142,8 @@ class RemoteRequest:
         history.num_prefix_cached_tokens = news.num_cached_tokens
         history.num_preemptions = news.num_preemptions
         history.scheduled_time = news.scheduled_time
+        history.num_draft_tokens = news.num_draft_tokens
+        history.num_accepted_tokens = news.num_accepted_tokens
         completion.weight_version = news.weight_version
         if news.embedding:
             self._group.take_readout(POOLED, np.frombuffer(news.embedding, np.float32), 0)

@@ -20,6 +20,7 @@ from jaxinfer.serving.engine.request_table import AnyGroup
 from jaxinfer.serving.engine.step_clock import StepClock
 from jaxinfer.serving.engine.step_counts import StepCounts
 from jaxinfer.serving.engine.step_runner import StepRunner
+from jaxinfer.serving.requests.draft_record import DraftCounts
 from jaxinfer.serving.requests.new_request import NewRequest
 from jaxinfer.serving.requests.request import Request
 from jaxinfer.serving.requests.request_group import RequestGroup
@@ -31,10 +32,11 @@ from jaxinfer.serving.scheduler.scheduler import Scheduler
 class Engine:
     """Schedules requests and runs them on a device; not thread-safe.
 
-    The host reads each step's tokens one step later: while the device runs a step, the host reads
-    and reports the previous one. If a row is host-dependent, because a constraint reads its tokens
-    on the host, the step's forward pass is launched as usual, and its tokens are drawn after the
-    previous step has been read, unless the host knows these tokens already.
+    The host reads each step's tokens one step later, or two (`Pacing.most_ahead`): while the device
+    runs a step, the host reads and reports an earlier one. If a row is host-dependent, because a
+    constraint reads its tokens on the host, the step's forward pass is launched as usual, and its
+    tokens are drawn after the previous step has been read, unless the host knows these tokens
+    already.
 
     A step that raises leaves the KV cache invalid. The cache is allocated anew and every running
     request is recomputed; if that raises too, `Quarantine` finds the request at fault, which ends
@@ -129,6 +131,7 @@ class Engine:
             used_blocks=pool.num_usable_blocks - pool.num_free_blocks,
             usable_blocks=pool.num_usable_blocks,
             steps=self._step_clock.counts.plus(StepCounts()),
+            drafts=scheduler.draft_counts.plus(DraftCounts()),
         )
 
     def add(self, request: NewRequest) -> None:

@@ -7,6 +7,7 @@ from typing import get_args
 
 from jaxinfer.outputs import FinishReason
 from jaxinfer.serving.engine.step_counts import STEP_TOKEN_BOUNDS, StepCounts
+from jaxinfer.serving.requests.draft_record import DraftCounts
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -91,6 +92,7 @@ class RequestCounts:
         used_blocks: KV blocks allocated to requests.
         usable_blocks: all usable KV blocks.
         steps: tokens and seconds of the steps.
+        drafts: what became of drafts.
     """
 
     prompt_tokens: int = 0
@@ -106,16 +108,18 @@ class RequestCounts:
     used_blocks: int = 0
     usable_blocks: int = 0
     steps: StepCounts = dataclasses.field(default_factory=StepCounts)
+    drafts: DraftCounts = dataclasses.field(default_factory=DraftCounts)
 
     def add(self, other: "RequestCounts") -> None:
         """Add another replica's numbers."""
         for field in dataclasses.fields(self):
-            if field.name not in ("finished", "steps"):
+            if field.name not in ("finished", "steps", "drafts"):
                 total = getattr(self, field.name) + getattr(other, field.name)
                 setattr(self, field.name, total)
         for reason, count in other.finished.items():
             self.finished[reason] += count
         self.steps = self.steps.plus(other.steps)
+        self.drafts = self.drafts.plus(other.drafts)
 
     def metrics(self, *, num_compilations: int, compile_seconds: float) -> list[Metric]:
         """All numbers as metrics under vLLM's names, with this project's prefix.
@@ -135,6 +139,9 @@ class RequestCounts:
             "prefix_cache_queries": self.queried_tokens,
             "prefix_cache_hits": self.cached_prompt_tokens,
             "num_preemptions": self.preemptions,
+            "spec_decode_num_drafts": self.drafts.num_rows,
+            "spec_decode_num_draft_tokens": self.drafts.num_drafted,
+            "spec_decode_num_accepted_tokens": self.drafts.num_accepted,
             "num_compilations": num_compilations,
             "compile_seconds": compile_seconds,
         }
@@ -143,6 +150,10 @@ class RequestCounts:
         metrics += [
             Counter("jaxinfer:request_success", count, {"finished_reason": reason})
             for reason, count in self.finished.items()
+        ]
+        metrics += [
+            Counter("jaxinfer:spec_decode_num_accepted_tokens_per_pos", n, {"position": str(place)})
+            for place, n in enumerate(self.drafts.num_accepted_at)
         ]
         return metrics + _step_metrics(self.steps)
 

@@ -1,5 +1,6 @@
 """How a request's drafts have fared, and whether it drafts at present."""
 
+import itertools
 from dataclasses import dataclass, field
 
 _TRIAL_STEPS = 6
@@ -8,6 +9,44 @@ _LEAST_GAIN = 0.25
 """Accepted drafts a step from which on a step with drafts is worth more than one without."""
 _FIRST_REST, _LONGEST_REST = 32, 512
 """Tokens without drafts after a trial that failed; each further rest is twice as long."""
+
+
+@dataclass(slots=True)
+class DraftCounts:
+    """What became of drafts.
+
+    Attributes:
+        num_rows: rows with drafts that were read.
+        num_drafted: drafts that were verified.
+        num_accepted_at: for each place behind a row's first token, how often the draft there was
+            accepted.
+    """
+
+    num_rows: int = 0
+    num_drafted: int = 0
+    num_accepted_at: list[int] = field(default_factory=list)
+
+    @property
+    def num_accepted(self) -> int:
+        """Drafts that became tokens of an answer."""
+        return sum(self.num_accepted_at)
+
+    def note(self, num_drafted: int, num_accepted: int) -> None:
+        """Count a row: its drafts, and how many of them were accepted."""
+        self.num_rows += num_drafted > 0
+        self.num_drafted += num_drafted
+        self.num_accepted_at += [0] * (num_accepted - len(self.num_accepted_at))
+        for place in range(num_accepted):
+            self.num_accepted_at[place] += 1
+
+    def plus(self, other: "DraftCounts") -> "DraftCounts":
+        """The sums of two engines."""
+        places = itertools.zip_longest(self.num_accepted_at, other.num_accepted_at, fillvalue=0)
+        return DraftCounts(
+            self.num_rows + other.num_rows,
+            self.num_drafted + other.num_drafted,
+            [sum(counts) for counts in places],
+        )
 
 
 @dataclass(slots=True, eq=False)
@@ -21,44 +60,26 @@ class DraftRecord:
         is_possible: whether anything may be drafted for it.
         follows: whether the device alone knows the length of the sequence, because a row with
             drafts is in flight.
-        num_steps: rows with drafts that were read.
-        num_drafted: drafts that were verified.
-        num_accepted_at: for each place behind a row's first token, how often the draft there was
-            accepted.
     """
 
     is_possible: bool = True
     follows: bool = False
-    num_steps: int = 0
-    num_drafted: int = 0
-    num_accepted_at: list[int] = field(default_factory=list)
     _trial: int = 0
     _gained: int = 0
     _rest: int = _FIRST_REST
     _resumes_at: int = 0
 
-    @property
-    def num_accepted(self) -> int:
-        """Drafts that became tokens of the answer."""
-        return sum(self.num_accepted_at)
-
     def is_wanted(self, num_tokens: int) -> bool:
         """Whether a sequence of so many tokens is to draft."""
         return self.is_possible and num_tokens >= self._resumes_at
 
-    def note(self, num_drafted: int, num_accepted: int, num_tokens: int) -> None:
+    def note(self, num_accepted: int, num_tokens: int) -> None:
         """Record a row that was read.
 
         Args:
-            num_drafted: its drafts.
-            num_accepted: how many of them were accepted.
-            num_tokens: of the sequence, with what was accepted.
+            num_accepted: its drafts that were accepted.
+            num_tokens: of the sequence, with them.
         """
-        self.num_steps += 1
-        self.num_drafted += num_drafted
-        self.num_accepted_at += [0] * (num_accepted - len(self.num_accepted_at))
-        for place in range(num_accepted):
-            self.num_accepted_at[place] += 1
         self._trial += 1
         self._gained += num_accepted
         if self._trial < _TRIAL_STEPS:

@@ -90,11 +90,15 @@ class RunHistory:
         num_preemptions: how often it was preempted.
         num_prefix_cached_tokens: prompt tokens found in the prefix cache at its first admission;
             all of them if it began as a fork.
+        num_draft_tokens: drafts that were verified.
+        num_accepted_tokens: of these, drafts that became tokens of the answer.
     """
 
     scheduled_time: float | None = None
     num_preemptions: int = 0
     num_prefix_cached_tokens: int = 0
+    num_draft_tokens: int = 0
+    num_accepted_tokens: int = 0
 
 
 @dataclass(slots=True, eq=False)

@@ -138,6 +138,8 @@ class RequestGroup:
                 sum(len(completion.token_ids) for completion in self.completions),
                 sum(request.history.num_preemptions for request in requests),
                 requests[0].history.scheduled_time,
+                sum(request.history.num_draft_tokens for request in requests),
+                sum(request.history.num_accepted_tokens for request in requests),
             ),
             error=self.error,
             weight_version=max(output.weight_version for output in outputs),

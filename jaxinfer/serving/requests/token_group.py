@@ -42,12 +42,15 @@ class RunFacts(NamedTuple):
         num_preemptions: the number of its preemptions so far.
         scheduled_time: as of `RequestMetrics`.
         weight_version: as of `RequestOutput`.
+        num_draft_tokens: as of `RequestMetrics`; so is `num_accepted_tokens`.
     """
 
     num_cached_tokens: int
     num_preemptions: int
     scheduled_time: float | None
     weight_version: int
+    num_draft_tokens: int = 0
+    num_accepted_tokens: int = 0
 
 
 @dataclasses.dataclass(slots=True)
@@ -148,7 +151,7 @@ class TokenGroup:
         """The exception that it tells of; it stays in this process."""
         self.times: TokenTimes | None = None
         """None: the front end that detokenizes also counts tokens."""
-        self._facts: tuple[int, int, float | None, int] | None = None
+        self._facts: tuple[int, int, float | None, int, int, int] | None = None
         self._prompt_scores: list[tuple[int, ScoreSlice]] = []
         self._embedding: np.ndarray | None = None
         given = new.params.seed
@@ -198,6 +201,8 @@ class TokenGroup:
             history.num_preemptions,
             history.scheduled_time,
             completion.weight_version,
+            history.num_draft_tokens,
+            history.num_accepted_tokens,
         )
         if facts == self._facts and completion.finish_reason is None and not self._prompt_scores:
             return TokenOutput(token_ids, now, scores)

@@ -4,6 +4,7 @@ import functools
 from collections.abc import Callable, Iterable
 
 from jaxinfer.errors import CapacityError
+from jaxinfer.serving.requests.draft_record import DraftCounts
 from jaxinfer.serving.requests.request import NO_LIMITS, Request
 from jaxinfer.serving.requests.stopping import set_limits
 from jaxinfer.serving.scheduler.block_pool import BlockPool
@@ -123,6 +124,11 @@ class Scheduler:
     def num_generated_tokens(self) -> int:
         """Tokens that the host has read so far, for metrics."""
         return self._updates.num_generated_tokens
+
+    @property
+    def draft_counts(self) -> DraftCounts:
+        """What became of drafts so far, for metrics."""
+        return self._updates.draft_counts
 
     @property
     def num_preemptions(self) -> int:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from jaxinfer.sampling_params import FreeLogprobs
-from jaxinfer.serving.requests.draft_record import DraftRecord
+from jaxinfer.serving.requests.draft_record import DraftCounts, DraftRecord
 from jaxinfer.serving.requests.request import Request, RequestStatus
 from jaxinfer.serving.scheduler.request_queues import RequestQueues
 from jaxinfer.serving.scheduler.rows import advance, extend_table, num_missing_blocks
@@ -121,13 +121,14 @@ class SpeculativePlanner:
         )
 
 
-def accept(row: ScheduledRow, num_drafted: int, num_accepted: int) -> None:
+def accept(row: ScheduledRow, num_drafted: int, num_accepted: int, counts: DraftCounts) -> None:
     """Settle a row with drafts that was read: give up what it reserved for rejected ones.
 
     Args:
         row: of a step with drafts.
         num_drafted: drafts that it verified.
         num_accepted: tokens that count, at least 1.
+        counts: of the engine.
 
     Raises:
         ValueError: more than the row reserved, or none.
@@ -141,8 +142,10 @@ def accept(row: ScheduledRow, num_drafted: int, num_accepted: int) -> None:
     # 0 if it was preempted meanwhile.
     request.num_cached_tokens = min(request.num_cached_tokens, request.num_tokens - 1)
     if request.drafts is not None:
-        num_tokens = request.num_known_tokens + num_accepted
-        request.drafts.note(num_drafted, num_accepted - 1, num_tokens)
+        request.drafts.note(num_accepted - 1, request.num_known_tokens + num_accepted)
+    request.history.num_draft_tokens += num_drafted
+    request.history.num_accepted_tokens += num_accepted - 1
+    counts.note(num_drafted, num_accepted - 1)
 
 
 def settle(request: Request) -> None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from jaxinfer.serving.requests.draft_record import DraftCounts
 from jaxinfer.serving.requests.request import Request, RequestStatus
 from jaxinfer.serving.requests.stopping import check_stop
 from jaxinfer.serving.scheduler import speculation
@@ -18,10 +19,12 @@ class StepUpdates:
 
     Attributes:
         num_generated_tokens: tokens that were appended to requests so far.
+        draft_counts: what became of drafts so far.
     """
 
     def __init__(self, queues: RequestQueues, eos_token_ids: frozenset[int]) -> None:
         self.num_generated_tokens = 0
+        self.draft_counts = DraftCounts()
         self._queues = queues
         self._block_size = queues.pool.block_size
         self._eos_token_ids = eos_token_ids
@@ -77,7 +80,7 @@ class StepUpdates:
             if num_new:
                 if drafts is not None:
                     num_drafted, num_new = drafts[i]
-                    speculation.accept(row, num_drafted, num_new)
+                    speculation.accept(row, num_drafted, num_new, self.draft_counts)
                 kept = self.append(request, tokens, num_new)
                 if request.drafts is not None:
                     speculation.settle(request)

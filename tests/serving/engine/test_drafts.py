@@ -208,11 +208,12 @@ def test_what_was_drafted_and_accepted_is_counted():
     setup.add("a", [1, 2, 3], max_tokens=31)
     (request,) = setup.scheduler.unfinished()
     setup.run()
-    record = request.drafts
-    assert record.num_steps + record.num_accepted == 30  # the first token came from the prompt
-    assert record.num_steps == 11  # at the end there is room for fewer drafts
-    assert record.num_accepted_at == [10, 9]
-    assert record.num_drafted == 9 * 3 + 1
+    counts = setup.engine.counts().drafts
+    assert counts.num_rows == 10  # at the end there is room for fewer drafts, and then for none
+    assert counts.num_accepted_at == [10, 9]
+    assert counts.num_drafted == 9 * 3 + 1
+    assert (request.history.num_draft_tokens, request.history.num_accepted_tokens) == (28, 19)
+    assert counts.plus(counts).num_accepted_at == [20, 18]
 
 
 def _right(context, choose, count):
