@@ -71,7 +71,9 @@ class ClassifyBody(PoolingBody):
 
     input: _Prompts
     labels: Labels | None = Field(
-        None, description="The classes: texts that each go on from every input. Required."
+        None,
+        description="The classes of a language model: texts that each go on from every input; left "
+        "out for a model with a classifying head.",
     )
     add_special_tokens: bool | None = None
 
