@@ -10,7 +10,7 @@ class RankedDocument:
     Attributes:
         index: of the document in the list that was given.
         document: its whole text.
-        relevance_score: probability of "yes" against "no", 0 to 1.
+        relevance_score: probability of "yes" against "no", 0 to 1; or of a classifying head.
         num_tokens: tokens of the prompt that holds query and document.
         num_truncated_tokens: tokens at the document's end that did not fit and were not read.
         num_cached_tokens: tokens that were not computed, as of `RequestOutput`.

@@ -55,6 +55,7 @@ class AsyncLLM(Door):
             functools.partial(makes_vectors, handle.loaded.directory),
             lambda request: stream_request_async(handle.driver, request, keeps=handle),
             handle.read_head,
+            handle.loaded.classifier,
         )
 
     @property

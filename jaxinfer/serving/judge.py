@@ -7,6 +7,7 @@ from jaxinfer.decisions import Decision
 from jaxinfer.reranking import PairScore, RankedDocument
 from jaxinfer.serving.handle import Handle
 from jaxinfer.serving.pooling.blocking_calls import run_task
+from jaxinfer.serving.pooling.classification import classify_task
 from jaxinfer.serving.pooling.decisions import decision_task
 from jaxinfer.serving.pooling.embedding_model import makes_vectors
 from jaxinfer.serving.pooling.pair_scores import pair_task
@@ -44,15 +45,48 @@ class Judge:
 
         Raises:
             TypeError, ValueError: as in `LLM.generate`; labels are fewer than two, repeated, or of
-                the same first token; or the engine has no tokenizer, or runs on several processes.
-                Nothing has been run.
+                the same first token; or the engine has no tokenizer, runs on several processes, or
+                has a classifier. Nothing has been run.
             StepError: the model's output for a prompt was not finite, or the weights were swapped
                 behind it.
         """
         self._handle.check_open()
         reader = self._handle.loaded.reader
         read = reader.read(prompts, num_outputs=0)
-        return self._run(decision_task(read, labels, reader), use_tqdm)
+        classifier = self._handle.loaded.classifier
+        return self._run(decision_task(read, labels, reader, classifier), use_tqdm)
+
+    def classify(
+        self,
+        prompts: Any,
+        labels: Sequence[str] | None = None,
+        *,
+        use_tqdm: bool | Callable[..., Any] = False,
+    ) -> list[Decision]:
+        """Classes of prompts, by a model's classifying head; `decide`, of a language model.
+
+        A head's logits are of the last token's final hidden state, as in transformers. Their
+        probabilities are the softmax, or of a single class the sigmoid, unless the model's
+        config.json asks for others as vLLM reads it (`problem_type`, or `activation_fn` of a cross
+        encoder). `update_params` leaves the head as it is.
+
+        Args:
+            prompts: as in `decide`.
+            labels: as in `decide`; None for a classifier, whose config.json names its classes.
+            use_tqdm: as in `LLM.generate`.
+
+        Returns:
+            One decision for each prompt, in order.
+
+        Raises:
+            TypeError, ValueError: as in `decide`; or labels are given to a classifier, or not given
+                to a language model.
+            StepError: as in `decide`.
+        """
+        self._handle.check_open()
+        loaded = self._handle.loaded
+        read = loaded.reader.read(prompts, num_outputs=0)
+        return self._run(classify_task(read, labels, loaded.reader, loaded.classifier), use_tqdm)
 
     def rerank(
         self,
@@ -65,6 +99,7 @@ class Judge:
     ) -> list[RankedDocument]:
         """Documents by their relevance to a query, by a Qwen3-Reranker model.
 
+        Its files may be the original ones, or those of a classifying head with one class.
         Other models with Qwen's chat template run, too, but were not trained to judge so. A
         document that does not fit `max_model_len` is cut at its end.
 
@@ -82,13 +117,14 @@ class Judge:
         Raises:
             TypeError: something is no text, or `top_n` no integer.
             ValueError: query and instruction leave no room for a document, `top_n` is below 1, the
-                tokenizer lacks the template's tokens or there is none, or the engine runs on
-                several processes. Nothing has been run.
+                tokenizer lacks the template's tokens or there is none, the engine runs on several
+                processes, or its classifying head has several classes. Nothing has been run.
             StepError: as in `decide`.
         """
         self._handle.check_open()
-        reader = self._handle.loaded.reader
-        return self._run(rerank_task(query, documents, instruction, top_n, reader), use_tqdm)
+        loaded = self._handle.loaded
+        task = rerank_task(query, documents, instruction, top_n, loaded.reader, loaded.classifier)
+        return self._run(task, use_tqdm)
 
     def score_pairs(
         self,
@@ -124,6 +160,7 @@ class Judge:
             documents,
             loaded.reader,
             by_vectors=makes_vectors(loaded.directory),
+            classifier=loaded.classifier,
             instruction=instruction,
         )
         return self._run(task, use_tqdm)

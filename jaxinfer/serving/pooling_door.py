@@ -128,10 +128,14 @@ class PoolingDoor(Door):
         return self.judge.decide(prompts, labels, use_tqdm=use_tqdm)
 
     def classify(
-        self, prompts: Any, labels: Sequence[str], *, use_tqdm: bool | Callable[..., Any] = False
+        self,
+        prompts: Any,
+        labels: Sequence[str] | None = None,
+        *,
+        use_tqdm: bool | Callable[..., Any] = False,
     ) -> list[Decision]:
-        """Classes of prompts, under vLLM's name: `decide` between labels."""
-        return self.judge.decide(prompts, labels, use_tqdm=use_tqdm)
+        """Classes of prompts, by a classifying head or as `decide`: see `Judge.classify`."""
+        return self.judge.classify(prompts, labels, use_tqdm=use_tqdm)
 
     def rerank(
         self,

@@ -157,10 +157,10 @@ def config(family: str = "Qwen3", **changes: Any) -> Any:
     return getattr(transformers, f"{family}Config")(**fields)
 
 
-def build(seed: int = 0, family: str = "Qwen3", **changes: Any) -> Any:
+def build(seed: int = 0, family: str = "Qwen3", head: str = "", **changes: Any) -> Any:
     """A model of transformers in float32, all random: norms and biases, too."""
     torch.manual_seed(seed)
-    kind = "ConditionalGeneration" if family in _EYES else "CausalLM"
+    kind = head or ("ConditionalGeneration" if family in _EYES else "CausalLM")
     model = getattr(transformers, f"{family}For{kind}")(config(family, **changes)).eval()
     with torch.no_grad():
         for parameter in model.parameters():
@@ -177,3 +177,9 @@ def save(directory: Path, seed: int = 0, **changes: Any) -> Any:
         model = model.to(dtype)
     model.save_pretrained(directory)
     return model
+
+
+def save_classifier(directory: Path, seed: int = 0, **changes: Any) -> Any:
+    """`save` a classifier; its vocabulary has the ids of the small tokenizer."""
+    fields = {"vocab_size": 512, "pad_token_id": 0} | changes
+    return save(directory, seed, head="SequenceClassification", **fields)

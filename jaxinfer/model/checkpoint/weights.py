@@ -3,7 +3,7 @@
 import functools
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -39,6 +39,7 @@ def load_params(
     mesh: jax.sharding.Mesh | None = None,
     rules: ShardingRules | None = None,
     progress: Progress | None = None,
+    beside: Collection[str] = (),
 ) -> dict[str, Any]:
     """Read a model directory's weights, safetensors or Orbax, onto devices.
 
@@ -53,6 +54,7 @@ def load_params(
         mesh: devices to split over; JAX's default device if None.
         rules: which axis is split over which mesh axis.
         progress: called with (bytes read, bytes in all) after each tensor.
+        beside: names of tensors that may be in the files beside the model's.
 
     Returns:
         The tree of ``modules.abstract_params``.
@@ -74,7 +76,11 @@ def load_params(
         return params
     family, described = family_of(config.model_type), dict(flatten(expected))
     found = tensor_entries(directory)
-    entries = {name: each for name, each in found.items() if not name.startswith(family.ignored)}
+    entries = {
+        name: each
+        for name, each in found.items()
+        if not name.startswith(family.ignored) and name not in beside
+    }
     shapes = {path: leaf.shape for path, leaf in described.items()}
     plan = family.source_plan(config, plain_leaves(shapes), entries)
     if config.quantization is not None:

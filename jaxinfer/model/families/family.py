@@ -50,6 +50,12 @@ class Family:
     ignored: tuple[str, ...] = ()
     make_plan: Callable[[Any, Mapping[str, Shape], Collection[str]], SourcePlan] | None = None
 
+    @property
+    def classifier_class(self) -> str | None:
+        """transformers' class of this decoder with a classifying head; None if there is none."""
+        name = self.hf_class.removesuffix("ForCausalLM")
+        return None if name == self.hf_class else f"{name}ForSequenceClassification"
+
     def source_plan(
         self, config: Any, shapes: Mapping[str, Shape], names: Collection[str]
     ) -> SourcePlan:

@@ -49,7 +49,28 @@ def family_of_file(mapping: Mapping[str, Any]) -> tuple[str, Family]:
         classes = ", ".join(family_of(each).hf_class for each in sorted(FAMILIES))
         raise ValueError(f"{named} (supported architectures: {classes})")
     family, architectures = family_of(name), mapping.get("architectures")
-    is_listed = isinstance(architectures, list) and family.hf_class in architectures
-    if architectures is not None and not is_listed:
-        raise ValueError(f"architectures is {show(architectures)} (supported: {family.hf_class})")
+    if architectures is not None and not _lists(architectures, family.hf_class):
+        fix = ""
+        if classifier_of_file(mapping) is not None:
+            fix = (
+                "; a classifier can't generate, and is run by "
+                'LLM(model, runner="pooling") or jaxinfer serve --runner pooling'
+            )
+        raise ValueError(
+            f"architectures is {show(architectures)} (supported: {family.hf_class}){fix}"
+        )
     return name, family
+
+
+def classifier_of_file(mapping: Mapping[str, Any]) -> Family | None:
+    """The family of a decoder with a classifying head; None if config.json names another class."""
+    name, architectures = mapping.get("model_type"), mapping.get("architectures")
+    if not isinstance(name, str) or name not in FAMILIES:
+        return None
+    family = family_of(name)
+    has_head = _lists(architectures, family.classifier_class)
+    return family if has_head and not _lists(architectures, family.hf_class) else None
+
+
+def _lists(architectures: Any, name: str | None) -> bool:
+    return name is not None and isinstance(architectures, list) and name in architectures

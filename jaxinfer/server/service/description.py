@@ -11,6 +11,7 @@ import msgspec
 from jaxinfer.config import EngineConfig
 from jaxinfer.model.checkpoint.hub import resolve_model
 from jaxinfer.model.config import ModelConfig
+from jaxinfer.model.score_head import ScoreHead
 from jaxinfer.model.text.tokenizer import Tokenizer
 from jaxinfer.sampling_params import SamplingParams
 from jaxinfer.server.service.limits import ServiceLimits
@@ -18,7 +19,11 @@ from jaxinfer.serving.processes.requests import request_to_json
 from jaxinfer.serving.requests.new_request import NewRequest, Prompt
 from jaxinfer.serving.requests.packed_ids import ID_BYTES, unpack_ids
 from jaxinfer.serving.requests.prompts import PromptReader
-from jaxinfer.serving.startup.model_files import read_model_config, read_tokenizer
+from jaxinfer.serving.startup.model_files import (
+    read_classifier,
+    read_model_config,
+    read_tokenizer,
+)
 
 # Fields that a front end handles itself, or that the engine's process does not need.
 _MOST_SHARED_BYTES = 4096
@@ -85,6 +90,10 @@ class EngineDescription:
     def read_model_config(self) -> ModelConfig:
         """The model's shape."""
         return read_model_config(self.directory, None, self.config)
+
+    def read_classifier(self, model_config: ModelConfig) -> ScoreHead | None:
+        """The model's classifying head; None of a language model."""
+        return read_classifier(self.directory, model_config, self.config)
 
     def prompt_reader(self, tokenizer: Tokenizer | None, model_config: ModelConfig) -> PromptReader:
         """A reader that checks prompts as the engine's process would."""

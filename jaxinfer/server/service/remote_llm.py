@@ -12,6 +12,7 @@ from jaxinfer.errors import (
     ShuttingDownError,
 )
 from jaxinfer.model.config import ModelConfig
+from jaxinfer.model.score_head import ScoreHead
 from jaxinfer.model.text.tokenizer import Tokenizer
 from jaxinfer.outputs import TIMEOUT, EmbeddingOutput, RequestOutput
 from jaxinfer.sampling_params import SamplingParams
@@ -124,6 +125,10 @@ class RemoteLLM:
         directory, overrides = self._description.directory, self._description.config.hf_overrides
         return read_embedding_model(directory, self.model_config.hidden_size, overrides)
 
+    @functools.cached_property
+    def _classifier(self) -> ScoreHead | None:
+        return self._description.read_classifier(self.model_config)
+
     @property
     def is_running(self) -> bool:
         """True if it takes requests."""
@@ -227,7 +232,11 @@ class RemoteLLM:
         self._check_open()
         directory = self._description.directory
         return AsyncJudge(
-            self._reader, lambda: makes_vectors(directory), self._stream, self._head_rows
+            self._reader,
+            lambda: makes_vectors(directory),
+            self._stream,
+            self._head_rows,
+            self._classifier,
         )
 
     async def _head_rows(self, token_ids: tuple[int, ...]) -> HeadRows:

@@ -4,8 +4,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from jaxinfer.decisions import Decision
+from jaxinfer.model.score_head import ScoreHead
 from jaxinfer.reranking import PairScore, RankedDocument
 from jaxinfer.serving.pooling.async_calls import ReadHead, StreamRequest, run_task_async
+from jaxinfer.serving.pooling.classification import classify_task
 from jaxinfer.serving.pooling.decisions import decision_task
 from jaxinfer.serving.pooling.pair_scores import pair_task
 from jaxinfer.serving.pooling.reranking import rerank_task
@@ -24,10 +26,12 @@ class AsyncJudge:
         makes_vectors: whether the model's files are an embedding model's.
         stream: runs a request.
         read_head: of the same engine.
+        classifier: the model's classifying head; None of a language model.
 
     Attributes:
         makes_vectors: as given; raises ModelLoadError if the files are damaged.
         read_head: as given.
+        classifier: as given.
     """
 
     def __init__(
@@ -36,16 +40,23 @@ class AsyncJudge:
         makes_vectors: Callable[[], bool],
         stream: StreamRequest,
         read_head: ReadHead,
+        classifier: ScoreHead | None = None,
     ) -> None:
         self._reader = reader
         self.makes_vectors = makes_vectors
         self._stream = stream
         self.read_head = read_head
+        self.classifier = classifier
 
     async def decide(self, prompts: Any, labels: Sequence[str]) -> list[Decision]:
         """Probabilities of labels after prompts: see `Judge.decide`."""
         read = self._reader.read(prompts, num_outputs=0)
-        return await self.run(decision_task(read, labels, self._reader))
+        return await self.run(decision_task(read, labels, self._reader, self.classifier))
+
+    async def classify(self, prompts: Any, labels: Sequence[str] | None = None) -> list[Decision]:
+        """Classes of prompts, by a model's classifying head: see `Judge.classify`."""
+        read = self._reader.read(prompts, num_outputs=0)
+        return await self.run(classify_task(read, labels, self._reader, self.classifier))
 
     async def rerank(
         self,
@@ -56,7 +67,8 @@ class AsyncJudge:
         top_n: int | None = None,
     ) -> list[RankedDocument]:
         """Documents by their relevance to a query: see `Judge.rerank`."""
-        return await self.run(rerank_task(query, documents, instruction, top_n, self._reader))
+        task = rerank_task(query, documents, instruction, top_n, self._reader, self.classifier)
+        return await self.run(task)
 
     async def score_pairs(
         self,
@@ -71,6 +83,7 @@ class AsyncJudge:
             documents,
             self._reader,
             by_vectors=self.makes_vectors(),
+            classifier=self.classifier,
             instruction=instruction,
         )
         return await self.run(task)

@@ -7,6 +7,7 @@ import numpy as np
 
 from jaxinfer.checks import check_strings
 from jaxinfer.decisions import Decision
+from jaxinfer.model.score_head import ScoreHead
 from jaxinfer.outputs import RequestOutput
 from jaxinfer.serving.pooling.task import HeadRows, PoolingTask
 from jaxinfer.serving.pooling.token_logits import PromptLogits, prompt_logits
@@ -18,7 +19,7 @@ LONGEST_LABEL = 4096  # characters
 
 
 def decision_task(
-    prompts: Sequence[Prompt], labels: Any, reader: PromptReader
+    prompts: Sequence[Prompt], labels: Any, reader: PromptReader, classifier: ScoreHead | None
 ) -> PoolingTask[list[Decision]]:
     """The task of a choice between labels after each of these prompts.
 
@@ -26,10 +27,16 @@ def decision_task(
         prompts: checked prompts.
         labels: as the caller gave them.
         reader: checks and tokenizes them.
+        classifier: the model's classifying head; None of a language model.
 
     Raises:
-        TypeError, ValueError: as of `read_labels`.
+        TypeError, ValueError: as of `read_labels`; or the model is a classifier.
     """
+    if classifier is not None:
+        raise ValueError(
+            "labels: this model has a classifying head and no language model's, which decides "
+            "between texts; call classify(prompts) for its own classes"
+        )
     tokens = read_labels(labels, reader)
     names = tuple(tokens)
 

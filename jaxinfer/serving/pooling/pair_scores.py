@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 
+from jaxinfer.model.score_head import ScoreHead
 from jaxinfer.outputs import RequestOutput
 from jaxinfer.reranking import PairScore
 from jaxinfer.serving.pooling.embedding import embedding_output
@@ -19,6 +20,7 @@ def pair_task(
     reader: PromptReader,
     *,
     by_vectors: bool,
+    classifier: ScoreHead | None,
     instruction: str | None = None,
     names: tuple[str, str] = ("queries", "documents"),
 ) -> PoolingTask[list[PairScore]]:
@@ -29,13 +31,14 @@ def pair_task(
         second: a text or a list of texts.
         reader: checks and tokenizes them.
         by_vectors: whether scores are cosines of vectors, not a reranker's.
+        classifier: the model's classifying head, which scores in place of vectors; or None.
         instruction: what makes a document relevant, for a reranker.
         names: of both, for errors.
 
     Raises:
         TypeError: something is no text; names it.
-        ValueError: the numbers of texts differ, an embedding model gets an instruction, or a text
-            can't be run.
+        ValueError: the numbers of texts differ, an embedding model gets an instruction, a text
+            can't be run, or the head has several classes.
     """
     firsts, seconds = (
         {name: given} if isinstance(given, str) else named_texts(name, given)
@@ -47,8 +50,8 @@ def pair_task(
             "first for all of the second, or as many"
         )
     pairs = list(zip([*firsts] * (len(seconds) if len(firsts) == 1 else 1), seconds, strict=True))
-    if not by_vectors:
-        return relevance_task(firsts, seconds, pairs, instruction, reader)
+    if classifier is not None or not by_vectors:
+        return relevance_task(firsts, seconds, pairs, instruction, reader, classifier)
     if instruction is not None:
         raise ValueError(
             "instruction is for rerankers, and this model's files are an embedding model's; write "

@@ -1,7 +1,8 @@
 """Relevance of documents to a query, as the Qwen3-Reranker models were trained to judge it.
 
-The prompt asks for "yes" or "no"; the score is the probability of "yes" against "no". The document
-is the last part that differs, so that the prefix cache has all before it.
+The prompt asks for "yes" or "no"; the score is the probability of "yes" against "no", which files
+that were converted to a classifying head have in one row. The document is the last part that
+differs, so that the prefix cache has all before it.
 """
 
 import dataclasses
@@ -10,11 +11,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from jaxinfer.checks import MAX_INT32, check_integer
+from jaxinfer.model.score_head import ScoreHead
 from jaxinfer.model.text.tokenizer import Tokenizer
 from jaxinfer.outputs import RequestOutput
 from jaxinfer.reranking import PairScore, RankedDocument
+from jaxinfer.serving.pooling.classification import check_scores, relevance
 from jaxinfer.serving.pooling.decisions import read_labels
-from jaxinfer.serving.pooling.task import HeadRows, PoolingTask
+from jaxinfer.serving.pooling.task import PoolingTask
 from jaxinfer.serving.pooling.token_logits import PromptLogits, prompt_logits
 from jaxinfer.serving.requests.new_request import Prompt
 from jaxinfer.serving.requests.prompts import PromptReader
@@ -49,7 +52,12 @@ class Question:
 
 
 def rerank_task(
-    query: Any, documents: Any, instruction: Any, top_n: Any, reader: PromptReader
+    query: Any,
+    documents: Any,
+    instruction: Any,
+    top_n: Any,
+    reader: PromptReader,
+    classifier: ScoreHead | None,
 ) -> PoolingTask[list[RankedDocument]]:
     """The task of a call of `rerank`.
 
@@ -59,20 +67,21 @@ def rerank_task(
         instruction: what makes a document relevant; None is `DEFAULT_INSTRUCTION`.
         top_n: how many documents to return; None is all.
         reader: checks texts and lengths.
+        classifier: the model's classifying head; None of a language model.
 
     Raises:
         TypeError: something is no text, or `top_n` no integer; names it.
-        ValueError: as of `read_questions`, or `top_n` is below 1.
+        ValueError: as of `read_questions`, `top_n` is below 1, or the head has several classes.
     """
     most = None if top_n is None else check_integer("top_n", top_n, 1, MAX_INT32)
     named = named_texts("documents", documents)
     pairs = [("query", name) for name in named]
     questions = read_questions({"query": query}, named, pairs, instruction, reader)
 
-    def answer(outputs: Sequence[RequestOutput], head: HeadRows) -> list[RankedDocument]:
-        return ranked(questions, prompt_logits(outputs, head), most)
+    def answer(outputs: Sequence[RequestOutput], scores: list[float]) -> list[RankedDocument]:
+        return _ranked(questions, outputs, scores, most)
 
-    return _task(questions, reader, answer)
+    return _task(questions, reader, classifier, answer)
 
 
 def relevance_task(
@@ -81,21 +90,24 @@ def relevance_task(
     pairs: Sequence[tuple[str, str]],
     instruction: Any,
     reader: PromptReader,
+    classifier: ScoreHead | None,
 ) -> PoolingTask[list[PairScore]]:
-    """The task of scoring pairs of a query and a document; arguments as of `read_questions`.
+    """The task of scoring pairs of a query and a document.
+
+    Arguments are those of `read_questions`, and the classifying head as of `rerank_task`.
 
     Raises:
-        TypeError, ValueError: as of `read_questions`.
+        TypeError, ValueError: as of `read_questions`; or the head has several classes.
     """
     questions = read_questions(queries, documents, pairs, instruction, reader)
 
-    def answer(outputs: Sequence[RequestOutput], head: HeadRows) -> list[PairScore]:
+    def answer(outputs: Sequence[RequestOutput], scores: list[float]) -> list[PairScore]:
         return [
-            PairScore(_score(found), len(found.output.prompt_token_ids))
-            for found in prompt_logits(outputs, head)
+            PairScore(score, len(output.prompt_token_ids))
+            for output, score in zip(outputs, scores, strict=True)
         ]
 
-    return _task(questions, reader, answer)
+    return _task(questions, reader, classifier, answer)
 
 
 def named_texts(name: str, given: Any) -> dict[str, Any]:
@@ -160,26 +172,23 @@ def read_questions(
     return questions
 
 
-def ranked(
-    questions: Sequence[Question], found: Sequence[PromptLogits], top_n: int | None
+def _ranked(
+    questions: Sequence[Question],
+    outputs: Sequence[RequestOutput],
+    scores: Sequence[float],
+    top_n: int | None,
 ) -> list[RankedDocument]:
-    """Documents by falling score, equal ones in the order that they were given in.
-
-    Args:
-        questions: of the documents.
-        found: logits of "yes" and "no" after each.
-        top_n: how many to return; None is all.
-    """
+    """Documents by falling score, equal ones in the order that they were given in."""
     documents = [
         RankedDocument(
             index=i,
             document=question.document,
-            relevance_score=_score(logits),
+            relevance_score=score,
             num_tokens=len(question.prompt.token_ids),
             num_truncated_tokens=question.num_truncated_tokens,
-            num_cached_tokens=logits.output.num_cached_tokens,
+            num_cached_tokens=output.num_cached_tokens,
         )
-        for i, (question, logits) in enumerate(zip(questions, found, strict=True))
+        for i, (question, output, score) in enumerate(zip(questions, outputs, scores, strict=True))
     ]
     documents.sort(key=lambda document: -document.relevance_score)
     return documents[:top_n]
@@ -188,10 +197,24 @@ def ranked(
 def _task[T](
     questions: Sequence[Question],
     reader: PromptReader,
-    answer: Callable[[Sequence[RequestOutput], HeadRows], T],
+    classifier: ScoreHead | None,
+    answer: Callable[[Sequence[RequestOutput], list[float]], T],
 ) -> PoolingTask[T]:
-    token_ids = tuple(read_labels(_ANSWERS, reader).values())
-    return PoolingTask([question.prompt for question in questions], token_ids, answer)
+    """The task whose answer is made of the prompts' outputs and scores."""
+    prompts = [question.prompt for question in questions]
+    if classifier is None:
+        token_ids = tuple(read_labels(_ANSWERS, reader).values())
+        return PoolingTask(
+            prompts,
+            token_ids,
+            lambda outputs, head: answer(outputs, [*map(_score, prompt_logits(outputs, head))]),
+        )
+    check_scores(classifier)
+    return PoolingTask(
+        prompts,
+        (),
+        lambda outputs, _: answer(outputs, [relevance(each, classifier) for each in outputs]),
+    )
 
 
 def _score(found: PromptLogits) -> float:

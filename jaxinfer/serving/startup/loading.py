@@ -18,6 +18,7 @@ from jaxinfer.model.checkpoint.hub import resolve_model
 from jaxinfer.model.checkpoint.weights import load_params
 from jaxinfer.model.config import ModelConfig
 from jaxinfer.model.generation_config import GenerationConfig
+from jaxinfer.model.score_head import SCORE, ScoreHead
 from jaxinfer.model.sharding import (
     ShardingRules,
     check_divisible,
@@ -54,6 +55,7 @@ from jaxinfer.serving.startup.engine_start import (
 )
 from jaxinfer.serving.startup.mesh import announce_devices, choose_mesh, mesh_of
 from jaxinfer.serving.startup.model_files import (
+    read_classifier,
     read_generation_config,
     read_model_config,
     read_tokenizer,
@@ -87,6 +89,7 @@ class Loaded:
         constraints: makes the constraints of requests.
         start_up: the parts of the start's time.
         directory: of the model; None for a caller's parameters.
+        classifier: the model's classifying head; None for a language model.
     """
 
     engine: Steppable
@@ -101,6 +104,7 @@ class Loaded:
     constraints: RequestConstraints
     start_up: StartUpTimes
     directory: pathlib.Path | None
+    classifier: ScoreHead | None
 
 
 def load_engine(config: EngineConfig, source: ModelSource) -> Loaded:
@@ -131,6 +135,7 @@ def _load(config: EngineConfig, source: ModelSource, group: ProcessGroup | None)
     if source.params is None:
         directory = resolve_model(config.model, config.revision)
     model_config = read_model_config(directory, source.model_config, config)
+    classifier = read_classifier(directory, model_config, config)
     if config.swap_space and config.preemption_mode != "swap":
         say(config, _UNUSED_SWAP_SPACE)
     if source.logits_processor is not None:
@@ -179,7 +184,8 @@ def _load(config: EngineConfig, source: ModelSource, group: ProcessGroup | None)
     params = source.params or {}
     if directory is not None:
         with cache(), _memory_errors_explained():  # checking the weights compiles programs, too
-            params = _load_weights(directory, model_config, config, mesh, source.rules)
+            beside = () if classifier is None else (SCORE,)
+            params = _load_weights(directory, model_config, config, mesh, source.rules, beside)
     load_s = time.perf_counter() - start
     with ONE_AT_A_TIME:
         keeps = len(meshes) == 1 and keeps_executables(list(mesh.devices.flat))
@@ -217,6 +223,7 @@ def _load(config: EngineConfig, source: ModelSource, group: ProcessGroup | None)
         constraints,
         runner.start_up_times(load_s),
         directory,
+        classifier,
     )
 
 
@@ -269,12 +276,13 @@ def _load_weights(
     config: EngineConfig,
     mesh: Mesh,
     rules: ShardingRules,
+    beside: Sequence[str],
 ) -> dict[str, Any]:
     dtype = config.resolve_dtype(model_config.dtype, mesh.devices.flat[0].platform)
     choose_attention(model_config, config, mesh, dtype)  # fails before the wait
     shown = config.show_progress
     with ProgressBar(None, "Loading weights", enabled=shown, unit="B", unit_scale=True) as bar:
-        return load_params(directory, model_config, dtype, mesh, rules, bar.advance_to)
+        return load_params(directory, model_config, dtype, mesh, rules, bar.advance_to, beside)
 
 
 @contextlib.contextmanager

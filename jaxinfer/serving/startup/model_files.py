@@ -1,6 +1,8 @@
 """Reads a model's directory beside its weights: shape, tokenizer, sampling defaults, end tokens."""
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from jaxinfer.config import EngineConfig
 from jaxinfer.model.checkpoint.hub import resolve_model
@@ -8,6 +10,7 @@ from jaxinfer.model.config import ModelConfig
 from jaxinfer.model.generation_config import GenerationConfig
 from jaxinfer.model.hf_config import read_config_file
 from jaxinfer.model.hf_overrides import apply_overrides
+from jaxinfer.model.score_head import ScoreHead, backbone_config, read_score_head
 from jaxinfer.model.text.tokenizer import Tokenizer
 
 
@@ -29,12 +32,11 @@ def read_model_config(
         if given is None:
             raise ValueError("params need config=ModelConfig(...) beside them")
         model_config = given
-    elif config.hf_overrides is None:
-        model_config = ModelConfig.from_directory(directory)
     else:
-        file = directory / "config.json"
-        merged = apply_overrides(read_config_file(file), config.hf_overrides)
-        model_config = ModelConfig.from_hf(merged, f"{file} with hf_overrides")
+        mapping, source = _config_object(directory, config)
+        if config.runner == "pooling":
+            mapping = backbone_config(mapping)
+        model_config = ModelConfig.from_hf(mapping, source)
     longest = model_config.max_context_length
     if config.max_model_len is not None and config.max_model_len > longest:
         raise ValueError(
@@ -43,6 +45,20 @@ def read_model_config(
             "(rope_scaling in its config.json, or in hf_overrides)"
         )
     return model_config.for_context(config.max_model_len)
+
+
+def read_classifier(
+    directory: Path | None, model_config: ModelConfig, config: EngineConfig
+) -> ScoreHead | None:
+    """The classifying head that an engine for pooling scores with; None for a language model.
+
+    Raises:
+        ModelLoadError: as of `read_score_head`.
+    """
+    if directory is None or config.runner != "pooling":
+        return None
+    mapping, _ = _config_object(directory, config)
+    return read_score_head(directory, mapping, model_config.hidden_size)
 
 
 def read_tokenizer(directory: Path | None, config: EngineConfig) -> Tokenizer | None:
@@ -68,3 +84,12 @@ def usable_eos_token_ids(
     of_tokenizer = () if tokenizer is None else tokenizer.eos_token_ids
     named = dict.fromkeys((*generation.eos_token_ids, *of_tokenizer, *model_config.eos_token_ids))
     return tuple(token_id for token_id in named if token_id < model_config.vocab_size)
+
+
+def _config_object(directory: Path, config: EngineConfig) -> tuple[Mapping[str, Any], str]:
+    """The object of config.json with `hf_overrides`, and its name for messages."""
+    file = directory / "config.json"
+    mapping = read_config_file(file)
+    if config.hf_overrides is None:
+        return mapping, str(file)
+    return apply_overrides(mapping, config.hf_overrides), f"{file} with hf_overrides"

@@ -48,7 +48,7 @@ def test_classes_are_these_decisions_in_vllms_shape(client, path):
 
 def test_without_labels_there_are_no_classes(client):
     message = refused(client, "/classify", "labels", input=PROMPT)
-    assert "no classifying head; send the classes" in message
+    assert "no classifying head; give the classes" in message
     refused(client, "/v1/decisions", "labels", prompt=PROMPT)
 
 

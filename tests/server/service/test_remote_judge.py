@@ -5,14 +5,17 @@ import tempfile
 
 import pytest
 
+from jaxinfer import LLM
 from jaxinfer.model.text.tokenizer import Tokenizer
 from jaxinfer.server.engine_service import engine_server
 from jaxinfer.server.service.engine_link import EngineLink
 from jaxinfer.server.service.limits import ServiceLimits
 from jaxinfer.server.service.remote_llm import RemoteLLM
+from jaxinfer.testing import TINY_SETTINGS
+from tests.model import small_models
 from tests.model.text.small_tokenizer import write_tokenizer
 from tests.serving.runner.tiny_runner import tiny_params
-from tests.serving.small_llm import CONFIG, PROMPTS, small_llm
+from tests.serving.small_llm import PROMPTS, small_llm
 
 LABELS = ["b", " the", "!"]
 DOCUMENTS = ["A red kite.", "Gravity is a force."]
@@ -33,7 +36,7 @@ def with_front_end(llm, tokenizer, work):
         with tempfile.TemporaryDirectory() as directory:
             async with server.listening(f"{directory}/engine"):
                 link = await EngineLink.open(f"{directory}/engine")
-                remote = RemoteLLM(link, tokenizer, CONFIG)
+                remote = RemoteLLM(link, tokenizer, llm.model_config)
                 remote.tokenizer = None  # the test's own, which outlives it
                 try:
                     return await work(remote)
@@ -65,6 +68,22 @@ def test_a_front_end_judges_as_the_engine_does(tokenizer, replicas):
         for found, each in zip(ranked, own, strict=True):
             assert found.relevance_score == pytest.approx(each.relevance_score, abs=1e-6)
             assert scores[each.index].score == pytest.approx(each.relevance_score, abs=1e-6)
+
+
+def test_a_front_end_reads_a_classifiers_head_by_itself(tokenizer, tmp_path):
+    small_models.save_classifier(write_tokenizer(tmp_path), num_labels=1)
+    settings = TINY_SETTINGS | {"max_model_len": 256, "dtype": "float32"}
+    with LLM(tmp_path, runner="pooling", **settings) as llm:
+
+        async def work(remote):
+            judge = remote.judge
+            return await judge.classify(PROMPTS), await judge.score_pairs("A kite?", DOCUMENTS)
+
+        classes, scores = with_front_end(llm, tokenizer, work)
+        for found, own in zip(classes, llm.classify(PROMPTS), strict=True):
+            assert found.logits == pytest.approx(own.logits, abs=1e-5)
+        own = [each.score for each in llm.score("A kite?", DOCUMENTS)]
+        assert [each.score for each in scores] == pytest.approx(own, abs=1e-6)
 
 
 def test_new_weights_are_read_anew(tokenizer):

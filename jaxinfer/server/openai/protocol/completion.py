@@ -1,18 +1,13 @@
 """The bodies of `/v1/completions`: requests, answers and chunks of a stream."""
 
-from typing import Annotated, Any, ClassVar, Literal, NotRequired, TypedDict
+from typing import Annotated, ClassVar, Literal, NotRequired, TypedDict
 
-from pydantic import Field, WithJsonSchema, field_validator
+from pydantic import Field
 
 from jaxinfer.server.openai.errors import invalid
 from jaxinfer.server.openai.protocol.answers import PromptLogprobs, Usage
 from jaxinfer.server.openai.protocol.base import Refused
-from jaxinfer.server.openai.protocol.prompts import (
-    PROMPT_SCHEMA,
-    TextOrTokens,
-    check_prompts,
-    listed_prompts,
-)
+from jaxinfer.server.openai.protocol.prompts import Prompts, TextOrTokens, listed_prompts
 from jaxinfer.server.openai.protocol.sampling import MAX_LOGPROBS, Count, SamplingFields
 
 MAX_TOKENS = 16
@@ -28,7 +23,7 @@ class CompletionBody(SamplingFields):
         "top_logprobs": "write logprobs",
     }
 
-    prompt: Annotated[Any, WithJsonSchema(PROMPT_SCHEMA)]
+    prompt: Prompts
     max_tokens: Count | None = Field(None, description="16; 0 goes with echo.")
     echo: bool | None = Field(None, description="The answer begins with the prompt.")
     logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
@@ -36,12 +31,6 @@ class CompletionBody(SamplingFields):
     add_special_tokens: bool | None = None
 
     suffix: Refused = None
-
-    @field_validator("prompt", mode="after")
-    @classmethod
-    def _check_prompt(cls, prompt: Any) -> Any:
-        """Refuse a malformed prompt."""
-        return check_prompts(prompt)
 
     @property
     def prompts(self) -> list[TextOrTokens]:

@@ -1,21 +1,15 @@
 """The bodies of `/v1/decisions` and `/classify`: requests and answers."""
 
-from typing import Annotated, Any, ClassVar, Literal, TypedDict
+from typing import Annotated, ClassVar, Literal, TypedDict
 
-from pydantic import Field, WithJsonSchema, field_validator
+from pydantic import Field
 
-from jaxinfer.server.openai.protocol.pooling import PoolingBody, PoolingUsage
-from jaxinfer.server.openai.protocol.prompts import (
-    PROMPT_SCHEMA,
-    TextOrTokens,
-    check_prompts,
-    listed_prompts,
-)
+from jaxinfer.server.openai.protocol.pooling import InputBody, PoolingAnswer, PoolingBody
+from jaxinfer.server.openai.protocol.prompts import Prompts, TextOrTokens, listed_prompts
 from jaxinfer.serving.pooling.decisions import LONGEST_LABEL, MAX_LABELS
 
 Label = Annotated[str, Field(min_length=1, max_length=LONGEST_LABEL)]
 Labels = Annotated[list[Label], Field(min_length=2, max_length=MAX_LABELS)]
-_Prompts = Annotated[Any, WithJsonSchema(PROMPT_SCHEMA)]
 
 
 class DecisionBody(PoolingBody):
@@ -26,15 +20,9 @@ class DecisionBody(PoolingBody):
         "input": "write prompt",
     }
 
-    prompt: _Prompts
+    prompt: Prompts
     labels: Labels = Field(description="Texts that each go on from every prompt.")
     add_special_tokens: bool | None = None
-
-    @field_validator("prompt", mode="after")
-    @classmethod
-    def _check_prompt(cls, given: Any) -> Any:
-        """Refuse a malformed prompt."""
-        return check_prompts(given)
 
     @property
     def prompts(self) -> list[TextOrTokens]:
@@ -52,39 +40,22 @@ class DecisionEntry(TypedDict):
     logits: dict[str, float]
 
 
-class DecisionAnswer(TypedDict):
+class DecisionAnswer(PoolingAnswer):
     """An answer, with a decision for each prompt in order."""
 
-    id: str
-    object: Literal["list"]
-    created: int
-    model: str
-    system_fingerprint: str
     data: list[DecisionEntry]
-    usage: PoolingUsage
 
 
-class ClassifyBody(PoolingBody):
+class ClassifyBody(InputBody):
     """A request for the classes of prompts."""
 
     hints: ClassVar = {"messages": "send input: the conversation in the model's template"}
 
-    input: _Prompts
     labels: Labels | None = Field(
-        None, description="The classes: texts that each go on from every input. Required."
+        None,
+        description="The classes of a language model: texts that each go on from every input; left "
+        "out for a model with a classifying head.",
     )
-    add_special_tokens: bool | None = None
-
-    @field_validator("input", mode="after")
-    @classmethod
-    def _check_input(cls, given: Any) -> Any:
-        """Refuse a malformed input."""
-        return check_prompts(given)
-
-    @property
-    def prompts(self) -> list[TextOrTokens]:
-        """The inputs as a list."""
-        return listed_prompts(self.input)
 
 
 class Classification(TypedDict):
@@ -96,13 +67,7 @@ class Classification(TypedDict):
     num_classes: int
 
 
-class ClassifyAnswer(TypedDict):
+class ClassifyAnswer(PoolingAnswer):
     """An answer, with a class for each input in order."""
 
-    id: str
-    object: Literal["list"]
-    created: int
-    model: str
-    system_fingerprint: str
     data: list[Classification]
-    usage: PoolingUsage

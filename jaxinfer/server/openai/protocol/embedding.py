@@ -1,21 +1,15 @@
 """The bodies of `/v1/embeddings`: requests and answers."""
 
-from typing import Annotated, Any, ClassVar, Literal, TypedDict
+from typing import Annotated, ClassVar, Literal, TypedDict
 
-from pydantic import Field, WithJsonSchema, field_validator
+from pydantic import Field
 
-from jaxinfer.server.openai.protocol.pooling import PoolingBody, PoolingUsage
-from jaxinfer.server.openai.protocol.prompts import (
-    PROMPT_SCHEMA,
-    TextOrTokens,
-    check_prompts,
-    listed_prompts,
-)
+from jaxinfer.server.openai.protocol.pooling import InputBody, PoolingAnswer
 
 _MAX_INT32 = 2**31 - 1
 
 
-class EmbeddingBody(PoolingBody):
+class EmbeddingBody(InputBody):
     """A request for texts as vectors."""
 
     hints: ClassVar = {
@@ -25,7 +19,6 @@ class EmbeddingBody(PoolingBody):
         "use_activation": "write normalize",
     }
 
-    input: Annotated[Any, WithJsonSchema(PROMPT_SCHEMA)]
     encoding_format: Literal["float", "base64"] | None = Field(
         None, description="float; base64 is of float32 values, little-endian."
     )
@@ -36,18 +29,6 @@ class EmbeddingBody(PoolingBody):
     prompt_name: str | None = Field(
         None, description="The model's own prompt to put in front of each text."
     )
-    add_special_tokens: bool | None = None
-
-    @field_validator("input", mode="after")
-    @classmethod
-    def _check_input(cls, given: Any) -> Any:
-        """Refuse a malformed input."""
-        return check_prompts(given)
-
-    @property
-    def inputs(self) -> list[TextOrTokens]:
-        """The inputs as a list."""
-        return listed_prompts(self.input)
 
 
 class Embedding(TypedDict):
@@ -58,13 +39,7 @@ class Embedding(TypedDict):
     embedding: list[float] | str
 
 
-class EmbeddingAnswer(TypedDict):
+class EmbeddingAnswer(PoolingAnswer):
     """An answer, with a vector for each input in order."""
 
-    id: str
-    object: Literal["list"]
-    created: int
-    model: str
-    system_fingerprint: str
     data: list[Embedding]
-    usage: PoolingUsage

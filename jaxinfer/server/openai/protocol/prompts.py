@@ -1,10 +1,12 @@
 """The field that gives a request's prompts: a text, token ids, or a list of either."""
 
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, WithJsonSchema
 
 MAX_PROMPTS = 1024
 
-PROMPT_SCHEMA = {
+_SCHEMA = {
     "description": "A text, token ids, or a list of either.",
     "anyOf": [
         {"type": "string", "minLength": 1},
@@ -40,6 +42,10 @@ def check_prompts(given: Any) -> Any:
     if kinds != {int} and len(given) > MAX_PROMPTS:
         raise ValueError(f"has {len(given)} entries; send at most {MAX_PROMPTS} in a request")
     return given
+
+
+Prompts = Annotated[Any, AfterValidator(check_prompts), WithJsonSchema(_SCHEMA)]
+"""The field's type."""
 
 
 def listed_prompts(given: Any) -> list[TextOrTokens]:

@@ -5,7 +5,7 @@ from typing import Annotated, ClassVar, Literal, NotRequired, TypedDict
 from pydantic import AliasChoices, Field
 
 from jaxinfer.server.openai.protocol.base import Body
-from jaxinfer.server.openai.protocol.pooling import MAX_TEXTS, PoolingBody, PoolingUsage
+from jaxinfer.server.openai.protocol.pooling import MAX_TEXTS, PoolingAnswer, PoolingBody
 
 
 class TextDocument(Body):
@@ -56,16 +56,10 @@ class RerankResult(TypedDict):
     document: NotRequired[RerankedDocument]
 
 
-class RerankAnswer(TypedDict):
+class RerankAnswer(PoolingAnswer):
     """An answer, with the most relevant document first."""
 
-    id: str
-    object: Literal["list"]
-    created: int
-    model: str
-    system_fingerprint: str
     results: list[RerankResult]
-    usage: PoolingUsage
 
 
 class ScoreBody(PoolingBody):
@@ -96,13 +90,7 @@ class Score(TypedDict):
     score: float
 
 
-class ScoreAnswer(TypedDict):
+class ScoreAnswer(PoolingAnswer):
     """An answer, with a score for each pair in order."""
 
-    id: str
-    object: Literal["list"]
-    created: int
-    model: str
-    system_fingerprint: str
     data: list[Score]
-    usage: PoolingUsage

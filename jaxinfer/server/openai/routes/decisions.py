@@ -1,6 +1,6 @@
 """The routes `/v1/decisions` and `/classify`: probabilities of labels after prompts."""
 
-from collections.abc import Sequence
+from collections.abc import Callable
 from typing import Any
 
 from fastapi import APIRouter
@@ -11,7 +11,6 @@ from jaxinfer.decisions import Decision
 from jaxinfer.server.openai.answering.head import head
 from jaxinfer.server.openai.answering.json_answer import json_answer
 from jaxinfer.server.openai.answering.pooling import answer_task, read_inputs, read_task
-from jaxinfer.server.openai.errors import invalid
 from jaxinfer.server.openai.front import Front, front_of
 from jaxinfer.server.openai.protocol.decision import (
     Classification,
@@ -23,7 +22,9 @@ from jaxinfer.server.openai.protocol.decision import (
 )
 from jaxinfer.server.openai.protocol.pooling import PoolingUsage
 from jaxinfer.server.openai.route import ApiRoute
+from jaxinfer.serving.pooling.classification import classify_task
 from jaxinfer.serving.pooling.decisions import decision_task
+from jaxinfer.serving.pooling.task import PoolingTask
 
 router = APIRouter(route_class=ApiRoute)
 
@@ -34,7 +35,7 @@ async def decide(body: DecisionBody, request: Request) -> Response:
     front = front_of(request)
     front.check_model(body.model)
     begin = head("list", "decision", front)
-    decisions, usage = await _decide(body, body.labels, "prompt", begin, front)
+    decisions, usage = await _run(decision_task, body, "prompt", begin, front)
     data: list[DecisionEntry] = [
         {
             "index": i,
@@ -54,14 +55,8 @@ async def classify(body: ClassifyBody, request: Request) -> Response:
     """The classes of prompts."""
     front = front_of(request)
     front.check_model(body.model)
-    if body.labels is None:
-        raise invalid(
-            "labels: this model has no classifying head; send the classes, as texts that go on "
-            "from every input, and the input in such words that they do",
-            "labels",
-        )
     begin = head("list", "classify", front)
-    decisions, usage = await _decide(body, body.labels, "input", begin, front)
+    decisions, usage = await _run(classify_task, body, "input", begin, front)
     data: list[Classification] = [
         {
             "index": i,
@@ -74,21 +69,21 @@ async def classify(body: ClassifyBody, request: Request) -> Response:
     return json_answer({**begin, "data": data, "usage": usage}, body.request_id)
 
 
-async def _decide(
+async def _run(
+    make: Callable[..., PoolingTask[list[Decision]]],
     body: DecisionBody | ClassifyBody,
-    labels: Sequence[str],
     name: str,
     begin: dict[str, Any],
     front: Front,
 ) -> tuple[list[Decision], PoolingUsage]:
-    """The decisions of a request, whose prompts stand in the field `name`."""
+    """The decisions of a request, whose prompts stand in the field `name`, by the task made."""
     special = body.add_special_tokens
     prompts = await read_inputs(body.prompts, body, front, name=name, add_special_tokens=special)
-    reader = front.prompts.reader
+    reader, classifier = front.prompts.reader, front.engine.judge.classifier
     task = await read_task(
-        lambda: decision_task(prompts, labels, reader),
+        lambda: make(prompts, body.labels, reader, classifier),
         body,
-        sum(map(len, labels)),
+        sum(map(len, body.labels or ())),
         front,
         {"label": "labels"},
     )

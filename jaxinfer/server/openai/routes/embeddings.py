@@ -60,9 +60,9 @@ def _inputs(body: EmbeddingBody, front: Front) -> list[TextOrTokens]:
         model.check_dimensions(body.dimensions)
         prefix = "" if body.prompt_name is None else model.prompt(body.prompt_name)
     if body.prompt_name is None:
-        return body.inputs
-    texts = [each for each in body.inputs if isinstance(each, str)]
-    if len(texts) < len(body.inputs):
+        return body.prompts
+    texts = [each for each in body.prompts if isinstance(each, str)]
+    if len(texts) < len(body.prompts):
         raise invalid("prompt_name goes in front of texts; input has token ids", "prompt_name")
     return [prefix + text for text in texts]
 

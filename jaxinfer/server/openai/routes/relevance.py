@@ -30,9 +30,10 @@ async def rerank(body: RerankBody, request: Request) -> Response:
     """Documents by their relevance to a query."""
     front = front_of(request)
     front.check_model(body.model)
-    reader, texts = front.prompts.reader, body.texts
+    reader, texts, top_n = front.prompts.reader, body.texts, body.top_n or None
+    classifier = front.engine.judge.classifier
     task = await read_task(
-        lambda: rerank_task(body.query, texts, body.instruction, body.top_n or None, reader),
+        lambda: rerank_task(body.query, texts, body.instruction, top_n, reader, classifier),
         body,
         len(body.query) * len(texts) + sum(map(len, texts)),
         front,
@@ -56,9 +57,9 @@ async def score(body: ScoreBody, request: Request) -> Response:
     """Scores of pairs of texts."""
     front = front_of(request)
     front.check_model(body.model)
-    reader, engine = front.prompts.reader, front.engine
+    reader, judge = front.prompts.reader, front.engine.judge
     with client_errors(()):
-        by_vectors = engine.judge.makes_vectors()
+        by_vectors = judge.makes_vectors()
     firsts, seconds = (
         [text] if isinstance(text, str) else text for text in (body.text_1, body.text_2)
     )
@@ -71,6 +72,7 @@ async def score(body: ScoreBody, request: Request) -> Response:
             seconds,
             reader,
             by_vectors=by_vectors,
+            classifier=judge.classifier,
             instruction=body.instruction,
             names=("text_1", "text_2"),
         ),
