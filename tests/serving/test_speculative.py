@@ -89,6 +89,8 @@ def test_a_repeated_text_comes_in_fewer_steps(plain, drafting):
     assert len(set(expected.outputs[0].token_ids[-20:])) < 10  # the toy model repeats itself
     steps = [key for key in ask(drafting) if isinstance(key, SpeculativeDecodeKey)]
     assert 5 <= len(steps) <= 25
+    metrics = drafting.generate(prompt, params, use_tqdm=False)[0].metrics
+    assert metrics.num_draft_tokens >= metrics.num_accepted_tokens >= 15
     assert not any(isinstance(key, SpeculativeDecodeKey) for key in ask(plain))
 
 

@@ -14,6 +14,7 @@ from jaxinfer.server.telemetry.telemetry import Telemetry
 from jaxinfer.server.telemetry.utilization import StepFloors
 from jaxinfer.serving.engine.metrics import RequestCounts
 from jaxinfer.serving.engine.step_counts import StepCounts
+from jaxinfer.serving.requests.draft_record import DraftCounts
 from tests.server.telemetry.scrape import samples
 from tests.serving.small_llm import CONFIG, small_params
 
@@ -234,8 +235,8 @@ def test_an_unknown_device_has_no_utilization():
 def test_every_name_that_can_be_shown_is_listed():
     telemetry = Telemetry("m", floors=FLOORS)
     steps = StepCounts(decode_seconds=1.0, prefill_seconds=1.0)
-    metrics = RequestCounts(steps=steps).metrics(num_compilations=0, compile_seconds=0)
-    text = telemetry.render(metrics)
+    counts = RequestCounts(steps=steps, drafts=DraftCounts(1, 2, [1]))
+    text = telemetry.render(counts.metrics(num_compilations=0, compile_seconds=0))
     shown = set(re.findall(r"# TYPE jaxinfer:(\S+)", text.decode()))
     listed = set(ALL_NAMES)
     assert {name for name in shown if name not in listed} == {

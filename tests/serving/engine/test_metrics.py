@@ -6,7 +6,8 @@ import json
 
 import pytest
 
-from jaxinfer.serving.engine.metrics import Counter, Gauge, Histogram, histogram
+from jaxinfer.serving.engine.metrics import Counter, Gauge, Histogram, RequestCounts, histogram
+from jaxinfer.serving.requests.draft_record import DraftCounts
 from tests.serving.small_llm import GREEDY, small_async_llm, small_llm
 
 
@@ -82,3 +83,21 @@ def test_an_asynchronous_engine_has_the_same():
             return values(await engine.get_metrics())
 
     assert asyncio.run(main())["generation_tokens",] == 0
+
+
+def test_drafts_are_counted_by_place():
+    counts = RequestCounts(drafts=DraftCounts(4, 12, [3, 1]))
+    counts.add(RequestCounts(drafts=DraftCounts(1, 3, [1, 1, 1])))
+    values = {
+        (metric.name.removeprefix("jaxinfer:spec_decode_"), *metric.labels.values()): metric.value
+        for metric in counts.metrics(num_compilations=0, compile_seconds=0)
+        if isinstance(metric, Counter) and "spec_decode" in metric.name
+    }
+    assert values == {
+        ("num_drafts",): 5,
+        ("num_draft_tokens",): 15,
+        ("num_accepted_tokens",): 7,
+        ("num_accepted_tokens_per_pos", "0"): 4,
+        ("num_accepted_tokens_per_pos", "1"): 2,
+        ("num_accepted_tokens_per_pos", "2"): 1,
+    }

@@ -1,7 +1,7 @@
 """Counts the tokens of a request for its answer's `usage`."""
 
 from jaxinfer.outputs import RequestOutput
-from jaxinfer.server.openai.protocol.answers import Usage
+from jaxinfer.server.openai.protocol.answers import CompletionTokensDetails, Usage
 
 
 class UsageCount:
@@ -16,10 +16,14 @@ class UsageCount:
         self._completion_tokens = 0
         self._has_reasoning = has_reasoning
         self._reasoning: dict[tuple[int, int], int] = {}
+        self._drafts: dict[int, tuple[int, int]] = {}
 
     def add(self, index: int, output: RequestOutput) -> None:
         """Count the new tokens of an output of prompt `index`."""
         self._prompts[index] = (len(output.prompt_token_ids), output.num_cached_tokens)
+        if output.metrics is not None and output.metrics.num_draft_tokens:
+            counts = output.metrics.num_draft_tokens, output.metrics.num_accepted_tokens
+            self._drafts[index] = counts
         for each in output.outputs:
             self._completion_tokens += len(each.token_ids)
             self._reasoning[index, each.index] = each.num_reasoning_tokens
@@ -35,7 +39,15 @@ class UsageCount:
                 "cached_tokens": sum(cached for _, cached in self._prompts.values())
             },
         }
-        if self._has_reasoning:
-            total = sum(self._reasoning.values())
-            usage["completion_tokens_details"] = {"reasoning_tokens": total}
+        if self._has_reasoning or self._drafts:
+            usage["completion_tokens_details"] = self._details()
         return usage
+
+    def _details(self) -> CompletionTokensDetails:
+        details: CompletionTokensDetails = {"reasoning_tokens": sum(self._reasoning.values())}
+        if self._drafts:
+            accepted = sum(accepted for _, accepted in self._drafts.values())
+            drafted = sum(drafted for drafted, _ in self._drafts.values())
+            details["accepted_prediction_tokens"] = accepted
+            details["rejected_prediction_tokens"] = drafted - accepted
+        return details

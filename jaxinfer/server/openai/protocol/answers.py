@@ -10,9 +10,14 @@ class PromptTokensDetails(TypedDict):
 
 
 class CompletionTokensDetails(TypedDict):
-    """Details of the completions' tokens: the number of reasoning tokens."""
+    """Details of the completions' tokens: reasoning, and drafts that were accepted or not.
+
+    Rejected drafts are no tokens of a completion.
+    """
 
     reasoning_tokens: int
+    accepted_prediction_tokens: NotRequired[int]
+    rejected_prediction_tokens: NotRequired[int]
 
 
 class Usage(TypedDict):

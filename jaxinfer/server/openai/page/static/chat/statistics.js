@@ -49,6 +49,8 @@ export class Statistics {
     if (this.speed) parts.push(`${short(this.speed)} tok/s`);
     if (this.firstAfter !== null) parts.push(`first after ${milliseconds(this.firstAfter)}`);
     if (usage) parts.push(promptPart(usage));
+    const drafted = usage?.completion_tokens_details?.accepted_prediction_tokens;
+    if (drafted) parts.push(`${drafted} drafted`);
     if (REASONS[this.reason] || this.reason === "stopped") {
       parts.push(REASONS[this.reason] ?? "stopped");
     }
