@@ -21,11 +21,13 @@ from jaxinfer.serving.programs.kinds.kind import ProgramKey
 from jaxinfer.serving.programs.kinds.sampled_decode import SampledDecodeKey
 from jaxinfer.serving.programs.kinds.sampler import SamplerKey
 from jaxinfer.serving.programs.kinds.set_edits import SetEditsKey
+from jaxinfer.serving.programs.kinds.speculative_decode import SpeculativeDecodeKey
 from jaxinfer.serving.programs.layout import DecodeShape, PrefillShape
 from jaxinfer.serving.programs.peer_buffers import have_peer_buffers
 from jaxinfer.serving.programs.program_set import options_of, program_of
 from jaxinfer.serving.programs.programs import Programs
 from jaxinfer.serving.programs.shared_prefixes import most_items
+from jaxinfer.serving.programs.speculative.drafter import Drafter, DraftTextSizes
 from jaxinfer.serving.programs.steps import StepContext
 from jaxinfer.serving.programs.token_parts import part_sizes
 from jaxinfer.serving.startup.memory import bytes_per_device
@@ -37,6 +39,7 @@ pytestmark = [needs_plugin, pytest.mark.slow]
 _BLOCK_SIZE, _BLOCKS, _WIDTH, _SLOTS = 16, 32_768, 256, 257
 _CONFIG = shape_config("0.6b")
 _LAYERS = _CONFIG.num_hidden_layers
+_TEXTS = DraftTextSizes(_BLOCK_SIZE * _WIDTH, 1 << 18)
 
 
 class Step(NamedTuple):
@@ -94,6 +97,18 @@ STEPS = {
     "multi_step_2": Step(
         SampledDecodeKey(DecodeShape(2, _WIDTH), "temperature", 8), 231, 1.6, _FEW_ROWS
     ),
+    "speculative_1": Step(
+        SpeculativeDecodeKey(DecodeShape(1, _WIDTH), "temperature", Drafter(7, 5, 5)),
+        242,
+        5.2,
+        _FEW_ROWS,
+    ),
+    "speculative_4": Step(
+        SpeculativeDecodeKey(DecodeShape(4, _WIDTH), "truncate", Drafter(7, 24, 1, True)),
+        329,
+        40,
+        _SOME_ROWS,
+    ),
     "prefill_2048": Step(PrefillShape(2048, 8, _WIDTH), 360, 55, _PREFILL, last=_LAST),
     "scored_2048": Step(PrefillShape(2048, 8, _WIDTH, all_tokens=True), 360, 64, _PREFILL),
     "prefill_1024_on_2": Step(PrefillShape(1024, 8, _WIDTH), 360, 18, _PREFILL, 2, _LAST),
@@ -113,7 +128,7 @@ def _programs(devices, config=_CONFIG):
         config, mesh, rules, Kernels("mosaic"), _BLOCK_SIZE, "bfloat16", peer_buffers
     )
     params = abstract_params(config, jnp.bfloat16, mesh, rules)
-    return Programs(context, params, _BLOCKS, _SLOTS)
+    return Programs(context, params, _BLOCKS, _SLOTS, texts=_TEXTS)
 
 
 @functools.cache
@@ -132,7 +147,9 @@ def step(request):
 def test_the_cache_is_updated_in_place(step):
     memory, text = _compile(step.key, step.devices)
     kv_bytes = _programs(step.devices).cache.block_bytes * _BLOCKS
-    others = 4 * _SLOTS if isinstance(step.key, SampledDecodeKey) else 0
+    others = 4 * _SLOTS if isinstance(step.key, SampledDecodeKey | SpeculativeDecodeKey) else 0
+    if isinstance(step.key, SpeculativeDecodeKey):
+        others += bytes_per_device(_programs(step.devices).draft_state)
     assert memory.alias_size_in_bytes == kv_bytes + others
     pages = _programs(step.devices).kv[0].k
     local = pages.sharding.shard_shape(pages.shape)
