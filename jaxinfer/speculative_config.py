@@ -13,7 +13,7 @@ SpeculativeMethod = Literal["ngram", "suffix"]
 _MOST_DRAFTS = 15
 _LONGEST_LOOKUP = 64
 _MOST_FILES, _LONGEST_PATH = 1024, 4096
-_MOST_CORPUS_TOKENS = 1 << 24
+_MOST_CORPUS_TOKENS = 1 << 20
 _NEEDS_WEIGHTS = ("draft_model", "eagle", "eagle3", "medusa", "mlp_speculator", "mtp", "dflash")
 
 
@@ -33,7 +33,7 @@ class SpeculativeConfig:
         suffix_decoding_max_tree_depth: most of the latest tokens that "suffix" looks up.
         corpus: paths of text files that answers may go on like, for "suffix".
         corpus_tokens: tokens that "suffix" keeps of the corpus and earlier answers, 4 bytes each on
-            every device; the latest stay. 0 keeps none.
+            every device; the latest stay. 0 keeps none, else at least 2. None is 262,144.
 
     Raises:
         TypeError: a field has the wrong type, or is not known; names it.
@@ -50,17 +50,13 @@ class SpeculativeConfig:
 
     def __post_init__(self) -> None:
         """Check all fields."""
-        if self.method not in get_args(SpeculativeMethod):
-            known = ", ".join(get_args(SpeculativeMethod))
-            hint = "; drafts are made without weights" if self.method in _NEEDS_WEIGHTS else ""
-            raise ValueError(
-                f"speculative_config: method must be one of {known}, got {show(self.method)}{hint}"
-            )
+        _check_method(self.method)
         self._check("num_speculative_tokens", 1, _MOST_DRAFTS)
         self._check("prompt_lookup_max", 1, _LONGEST_LOOKUP, only="ngram")
         self._check("prompt_lookup_min", 1, _LONGEST_LOOKUP, only="ngram")
         self._check("suffix_decoding_max_tree_depth", 1, _LONGEST_LOOKUP, only="suffix")
-        self._check("corpus_tokens", 0, _MOST_CORPUS_TOKENS, only="suffix")
+        if self.corpus_tokens != 0:
+            self._check("corpus_tokens", 2, _MOST_CORPUS_TOKENS, only="suffix")
         corpus = check_strings(
             "speculative_config: corpus", self.corpus, _MOST_FILES, _LONGEST_PATH
         )
@@ -69,6 +65,8 @@ class SpeculativeConfig:
             raise ValueError(
                 f"speculative_config: corpus means nothing for {self.method!r}; write 'suffix'"
             )
+        if corpus and self.corpus_tokens == 0:
+            raise ValueError("speculative_config: corpus needs room; leave corpus_tokens=0 out")
         for path in corpus:
             if not Path(path).is_file():
                 raise ValueError(f"speculative_config: corpus: no file {path!r}")
@@ -93,6 +91,8 @@ class SpeculativeConfig:
                 "speculative_config must be a dict such as {'method': 'ngram'}, got "
                 f"{show(value)}"
             )
+        if "method" in value or "model" in value:
+            _check_method(value.get("method", "draft_model"))
         known = [field.name for field in dataclasses.fields(cls)]
         for name in value:
             if name not in known:
@@ -126,10 +126,19 @@ class SpeculativeConfig:
 
     def _check(self, name: str, low: int, high: int, *, only: str = "") -> None:
         value: Any = getattr(self, name)
-        if value is None:
+        if value is None and only:  # fields of one method may be left out
             return
         if only and self.method != only:
             raise ValueError(
                 f"speculative_config: {name} means nothing for method {self.method!r}; leave it out"
             )
         check_integer(f"speculative_config: {name}", value, low, high)
+
+
+def _check_method(method: object) -> None:
+    if method not in get_args(SpeculativeMethod):
+        known = ", ".join(get_args(SpeculativeMethod))
+        hint = "; drafts are made without weights" if method in _NEEDS_WEIGHTS else ""
+        raise ValueError(
+            f"speculative_config: method must be one of {known}, got {show(method)}{hint}"
+        )

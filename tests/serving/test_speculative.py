@@ -152,6 +152,11 @@ def test_after_a_sleep_drafts_are_as_good(plain):
     ("config", "message"),
     [
         ({"method": "eagle3"}, "method must be one of ngram, suffix.*drafts are made without"),
+        ({"method": "draft_model", "model": "x"}, "one of ngram, suffix.*without weights"),
+        ({"model": "x"}, "one of ngram, suffix.*without weights"),
+        ({"method": "ngram", "num_speculative_tokens": None}, "must be an integer"),
+        ({"method": "suffix", "corpus_tokens": 1}, "from 2 to"),
+        ({"method": "suffix", "corpus_tokens": 0, "corpus": [__file__]}, "corpus needs room"),
         ({"num_speculative_tokens": 3}, "needs a method"),
         ({"method": "ngram", "prompt_lookup": 3}, "did you mean 'prompt_lookup_m"),
         ({"method": "ngram", "num_speculative_tokens": 16}, "from 1 to 15"),

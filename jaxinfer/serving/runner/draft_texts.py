@@ -68,7 +68,7 @@ class DraftTexts:
 
     def __init__(self, corpus_size: int = 0, texts: Iterable[Sequence[int]] = ()) -> None:
         self._corpus_size = corpus_size
-        self._first_texts = list(texts)
+        self._first_texts = _latest(texts, corpus_size)
         self.clear()
 
     def clear(self) -> None:
@@ -131,6 +131,17 @@ class DraftTexts:
         first = len(tokens) - behind
         self._next_place = behind or start + first
         return _writes(CORPUS, start, tokens[:first]) + _writes(CORPUS, 0, tokens[first:])
+
+
+def _latest(texts: Iterable[Sequence[int]], most: int) -> list[Sequence[int]]:
+    """The last of texts that have together at most so many tokens, and the end of one before."""
+    kept: list[Sequence[int]] = []
+    for text in reversed(list(texts)):
+        if most <= 1:
+            break
+        kept.append(text[-(most - 1) :])
+        most -= len(kept[-1]) + 1
+    return kept[::-1]
 
 
 def _writes(slot: int, start: int, tokens: Sequence[int], length: int = 0) -> list[DraftWrite]:

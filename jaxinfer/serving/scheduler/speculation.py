@@ -65,13 +65,14 @@ class SpeculativePlanner:
         return schedule
 
     def _plan(self) -> Schedule | None:
-        drafting, num_others = [], 0
+        drafting: list[Request] = []
+        num_others = 0
         for request in self._queues.running.values():
             if request.num_pending_tokens == 0:  # its tokens in flight may end it
                 continue
             if request.drafts is None:
                 request.drafts = self._record(request)
-            if _drafts(request, request.drafts):
+            if _wants_drafts(request, request.drafts):
                 drafting.append(request)
             else:
                 num_others += 1
@@ -80,7 +81,11 @@ class SpeculativePlanner:
             return None
         if self._was_last and (num_others or (self._queues.waiting and self._queues.free_slots)):
             return None
-        return self._place(drafting, size.num_drafts)
+        ready = [request for request in drafting if _is_ready(request, request.drafts)]
+        for request in drafting:
+            if request not in ready:
+                request.decodes_on_device = False  # it sits out until all of it is read
+        return self._place(ready, size.num_drafts) if ready else None
 
     def _record(self, request: Request) -> DraftRecord:
         """A request's record, which never drafts if nothing may be drafted for it.
@@ -121,14 +126,12 @@ class SpeculativePlanner:
         )
 
 
-def accept(row: ScheduledRow, num_drafted: int, num_accepted: int, counts: DraftCounts) -> None:
+def accept(row: ScheduledRow, num_accepted: int) -> None:
     """Settle a row with drafts that was read: give up what it reserved for rejected ones.
 
     Args:
         row: of a step with drafts.
-        num_drafted: drafts that it verified.
         num_accepted: tokens that count, at least 1.
-        counts: of the engine.
 
     Raises:
         ValueError: more than the row reserved, or none.
@@ -141,11 +144,22 @@ def accept(row: ScheduledRow, num_drafted: int, num_accepted: int, counts: Draft
     request.num_tokens -= row.num_reserved - num_accepted
     # 0 if it was preempted meanwhile.
     request.num_cached_tokens = min(request.num_cached_tokens, request.num_tokens - 1)
+
+
+def count(request: Request, num_drafted: int, num_accepted: int, counts: DraftCounts) -> None:
+    """Count a row's drafts once its tokens are appended.
+
+    Args:
+        request: of the row.
+        num_drafted: drafts that were verified.
+        num_accepted: drafts that became tokens of the answer.
+        counts: of the engine.
+    """
     if request.drafts is not None:
-        request.drafts.note(num_accepted - 1, request.num_known_tokens + num_accepted)
+        request.drafts.note(num_accepted, request.num_known_tokens)
     request.history.num_draft_tokens += num_drafted
-    request.history.num_accepted_tokens += num_accepted - 1
-    counts.note(num_drafted, num_accepted - 1)
+    request.history.num_accepted_tokens += num_accepted
+    counts.note(num_drafted, num_accepted)
 
 
 def settle(request: Request) -> None:
@@ -156,17 +170,16 @@ def settle(request: Request) -> None:
             request.drafts.follows = False
 
 
-def _drafts(request: Request, record: DraftRecord) -> bool:
-    """Whether a running request's next row has drafts.
+def _wants_drafts(request: Request, record: DraftRecord) -> bool:
+    """Whether a running request's next rows are to have drafts."""
+    return request.num_pending_tokens == 1 and record.is_wanted(request.num_known_tokens)
 
-    Its history on the device lacks what is in flight, but for the newest token: a request whose
-    drafts are to begin among steps without sits out until all of it is read.
+
+def _is_ready(request: Request, record: DraftRecord | None) -> bool:
+    """Whether the device can go on from what it knows of the request, or be told.
+
+    The host can tell it all but the newest token.
     """
-    if request.num_pending_tokens > 1 or not record.is_wanted(request.num_known_tokens):
-        return False
-    if record.follows or not request.decodes_on_device:
-        return record.follows
-    if request.num_in_flight_tokens > 1:
-        request.decodes_on_device = False
-        return False
-    return True
+    if record is not None and record.follows:
+        return True
+    return request.decodes_on_device and request.num_in_flight_tokens <= 1

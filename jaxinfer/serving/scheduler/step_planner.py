@@ -13,8 +13,8 @@ class StepPlanner:
 
     At most one running request is partly prefilled, because a prompt that does not finish takes
     what the decodes leave of the token budget, and then nothing is admitted. So each running
-    request always gets at least one token. Where all have the same priority, the partial prompt
-    is the newest.
+    request always gets at least one token, unless it waits for its drafts to be read. Where all
+    have the same priority, the partial prompt is the newest.
 
     Args:
         queues: the requests, their slots and blocks.
@@ -50,6 +50,8 @@ class StepPlanner:
         schedule = next(special, None) or self._plan_step(max_tokens)
         if schedule is not None:
             schedule.epoch = self.queues.epoch
+            if self.queues.swap_space.copies_out:
+                schedule.swap_out = self.queues.swap_space.pop_copies_out()
         return schedule
 
     def settle(self) -> None:
@@ -67,11 +69,7 @@ class StepPlanner:
         all_placed = self._place_running(schedule, budget)
         if all_placed and self.queues.waiting:
             self._admission.admit_waiting(schedule, budget)
-        if not schedule.rows:
-            return None
-        if self.queues.swap_space.copies_out:
-            schedule.swap_out = self.queues.swap_space.pop_copies_out()
-        return schedule
+        return schedule if schedule.rows else None
 
     def _place_running(self, schedule: Schedule, budget: int) -> bool:
         """Give running requests their tokens; whether all of them got some."""

@@ -79,9 +79,12 @@ class StepUpdates:
                 continue
             if num_new:
                 if drafts is not None:
-                    num_drafted, num_new = drafts[i]
-                    speculation.accept(row, num_drafted, num_new, self.draft_counts)
+                    num_new = drafts[i][1]
+                    speculation.accept(row, num_new)
                 kept = self.append(request, tokens, num_new)
+                if drafts is not None:
+                    num_accepted = min(num_new - 1, len(kept))
+                    speculation.count(request, drafts[i][0], num_accepted, self.draft_counts)
                 if request.drafts is not None:
                     speculation.settle(request)
                 if request.output_logprobs is not None and logprobs is not None:

@@ -162,6 +162,49 @@ def test_where_most_requests_can_not_draft_none_does():
     assert not setup.drafted
 
 
+@pytest.mark.parametrize("num_plain", [0, 7])
+def test_where_no_step_has_drafts_steps_run_ahead_as_without(num_plain):
+    """Too many could draft, or others are the more."""
+
+    def unread(setup):
+        for i in range(8):
+            penalty = {"presence_penalty": 1.0} if i < num_plain else {}
+            setup.add(str(i), [4, 5, i], max_tokens=20, **penalty)
+        found = []
+        while setup.engine.has_unfinished:
+            setup.engine.step()
+            setup.engine.take_outputs()
+            found.append(setup.runner.unread)
+        return found
+
+    drafting = DraftingSetup(random.Random(0), ahead=2)
+    assert unread(drafting) == unread(Setup(ahead=2))
+    assert not drafting.drafted
+
+
+def test_blocks_of_a_preempted_request_are_copied_before_drafts_take_them():
+    options = {"num_blocks": 8, "preemption_mode": "swap", "num_host_blocks": 12}
+    setup, plain = DraftingSetup(random.Random(0), **options), Setup(**options)
+    for each in (setup, plain):
+        each.add("a", [1, 2, 3], max_tokens=30)
+        each.add("b", [4, 5, 6], max_tokens=30)
+        each.engine.step()
+        each.engine.step()
+    plan, kinds = setup.scheduler.schedule, []
+
+    def checked(*args):
+        schedule = plan(*args)
+        if schedule is not None:
+            assert not setup.scheduler.swap_space.copies_out
+            kinds.append((schedule.num_drafts > 0, bool(schedule.swap_out)))
+        return schedule
+
+    setup.scheduler.schedule = checked
+    setup.scheduler.preempt(1)
+    assert setup.answers() == plain.answers()
+    assert (True, True) in kinds
+
+
 def test_an_end_of_sequence_among_the_accepted_tokens_ends_the_request():
     def choose(context):
         return EOS if len(context) == 8 else 3
@@ -174,6 +217,7 @@ def test_an_end_of_sequence_among_the_accepted_tokens_ends_the_request():
     (output,) = setup.run()
     assert output.outputs[0].token_ids == [3, 3, 3, 3, 3, EOS]
     assert output.outputs[0].finish_reason == "stop"
+    assert output.metrics.num_accepted_tokens == 5  # not what was accepted behind the end
     assert setup.runner.num_launches <= 3
 
 

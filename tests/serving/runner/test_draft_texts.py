@@ -96,6 +96,13 @@ def test_ended_answers_fill_the_corpus_in_a_circle():
     assert sorted(device.corpus.tolist()) == [-1, *range(13, 20)]
 
 
+def test_of_too_many_texts_the_last_are_written():
+    device = Device(DraftTexts(8, [range(50), range(20), [1, 2, 3]]), corpus=8)
+    device.take()
+    assert device.corpus.tolist() == [17, 18, 19, -1, 1, 2, 3, -1]
+    assert device.num_written == 8
+
+
 def test_after_the_arrays_were_made_anew_all_is_written_again():
     texts = DraftTexts(8, [[1, 2]])
     device, request = Device(texts, corpus=8), running(0, [4, 5])

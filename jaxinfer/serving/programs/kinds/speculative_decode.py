@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from jaxinfer.kernels.policy import Kernels
 from jaxinfer.serving.programs.buckets import PLAIN_MODES, Buckets
 from jaxinfer.serving.programs.kinds.kind import ProgramKind, StepKind
 from jaxinfer.serving.programs.kinds.padding import decode_padding, on_host
@@ -55,6 +56,10 @@ class SpeculativeDecodeKind(StepKind[SpeculativeDecodeKey]):
             for rows, _ in buckets.speculative[::-1]
             for mode in PLAIN_MODES
         ]
+
+    def largest(self, buckets: Buckets, kernels: Kernels) -> Sequence[SpeculativeDecodeKey]:
+        """The one with the most rows, which searches the texts for all of them."""
+        return self.keys(buckets, swaps=False)[:1]
 
     def program(self, programs: Programs, key: SpeculativeDecodeKey) -> Program:
         """The program of `speculative_step.speculative_decode_step`."""
@@ -114,7 +119,10 @@ class WriteTextsKey:
 
 
 class WriteTextsKind(ProgramKind[WriteTextsKey]):
-    """The program that writes tokens to draft from; not warmed up."""
+    """The program that writes tokens to draft from; not warmed up.
+
+    Its shapes follow the longest sequence, which the number of KV blocks may cut.
+    """
 
     key_type = WriteTextsKey
     is_slow_to_trace = False
