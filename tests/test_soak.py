@@ -17,6 +17,8 @@ from jaxinfer.model.text.tokenizer import Tokenizer
 pytestmark = pytest.mark.slow
 
 MAX_MODEL_LEN = 160
+_MOST_BETWEEN = 4  # ids, of tokens that are hardly ever drawn
+_FAR = 1 << 30
 OPENINGS = (
     "Once upon a time, there was a",
     "What is 12 + 34?",
@@ -135,7 +137,14 @@ def test_every_request_gets_what_it_would_get_alone_and_nothing_leaks(engines, n
         if token_ids != list(output.outputs[0].token_ids):
             different.append((prompt, params, token_ids, output.outputs[0].token_ids))
     # Another batch shape moves a logit in its last bits, and with it the edges between tokens on
-    # the unit interval, by about 1e-5: of some 20,000 draws, a point lies between the old and the
-    # new edge about once in five runs. Greedy tokens have no such edges.
+    # the unit interval, by about 1e-5: where a draw's point lies between the old and the new edge,
+    # the token's neighbour is drawn. It does once in some thousand draws, by the CPU's kernels.
+    # Greedy tokens have no such edges, and a wrong page leads to any token.
     assert all(params.temperature > 0 for _, params, *_ in different), different
-    assert len(different) <= 2, different
+    assert all(first_distance(*tokens) <= _MOST_BETWEEN for _, _, *tokens in different), different
+    assert len(different) <= num_requests / 50, different
+
+
+def first_distance(token_ids, others):
+    """How far apart in the vocabulary the first tokens are that differ."""
+    return next((abs(a - b) for a, b in zip(token_ids, others, strict=False) if a != b), _FAR)
