@@ -33,7 +33,8 @@ def search(text, drafter, corpus):
     """The same, by trying every place."""
     best = (0, -1, None)
     for where, tokens in ((1, text), (0, corpus or [])):
-        stop = len(tokens) - (where == 1)
+        # Behind the end of a row, and of a full corpus, nothing follows.
+        stop = len(tokens) - 1 if where == 1 else min(len(tokens), CORPUS - 1)
         for end in range(stop):
             count = 0
             while (
