@@ -171,8 +171,14 @@ def settle(request: Request) -> None:
 
 
 def _wants_drafts(request: Request, record: DraftRecord) -> bool:
-    """Whether a running request's next rows are to have drafts."""
-    return request.num_pending_tokens == 1 and record.is_wanted(request.num_known_tokens)
+    """Whether a running request's next rows are to have drafts.
+
+    The last token of a prompt in chunks is pending, too, and neither sampled nor in flight.
+    """
+    decodes = request.decodes_on_device or request.num_in_flight_tokens > 0
+    return (
+        decodes and request.num_pending_tokens == 1 and record.is_wanted(request.num_known_tokens)
+    )
 
 
 def _is_ready(request: Request, record: DraftRecord | None) -> bool:

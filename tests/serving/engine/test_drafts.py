@@ -153,6 +153,16 @@ def test_a_request_that_can_not_draft_sits_out_alone(ahead):
     assert len(rows_of_first) == 30
 
 
+def test_a_prompt_whose_last_chunk_is_one_token_does_not_wait_for_the_drafts_of_others():
+    setup = DraftingSetup(random.Random(0), max_num_batched_tokens=8)
+    setup.add("drafts", [1, 2, 3], max_tokens=100)
+    for _ in range(3):
+        setup.engine.step()
+    setup.add("late", range(9, 18), max_tokens=2)  # eight tokens, and one
+    ended = [output.request_id for output in setup.run()]
+    assert ended == ["late", "drafts"]
+
+
 def test_where_most_requests_can_not_draft_none_does():
     setup = DraftingSetup(random.Random(0))
     for i in range(3):
