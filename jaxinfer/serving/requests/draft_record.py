@@ -3,12 +3,14 @@
 import itertools
 from dataclasses import dataclass, field
 
-_TRIAL_STEPS = 6
-"""Steps of a trial, after which drafts go on or rest."""
-_LEAST_GAIN = 0.25
+_LEAST_GAIN = 0.15
 """Accepted drafts a step from which on a step with drafts is worth more than one without."""
+_FIRST_GAIN, _NEXT_GAIN = 0.5, 0.3
+"""Accepted drafts a step that a sequence is credited with at first, and after a rest."""
+_MEMORY = 16
+"""Steps over which accepted drafts are averaged: a sequence that has gained much may pause."""
 _FIRST_REST, _LONGEST_REST = 32, 512
-"""Tokens without drafts after a trial that failed; each further rest is twice as long."""
+"""Tokens without drafts once too few are accepted; each further rest is twice as long."""
 
 
 @dataclass(slots=True)
@@ -53,8 +55,9 @@ class DraftCounts:
 class DraftRecord:
     """The drafts of one request.
 
-    A step with drafts takes a little longer than one without. So drafts are tried for some steps,
-    and rest for some tokens, twice as many each time, if too few of them are accepted.
+    A step with drafts takes a little longer than one without. So drafts rest for some tokens once
+    too few of them are accepted, twice as many each time until they gain again what they are
+    credited with at first.
 
     Attributes:
         is_possible: whether anything may be drafted for it.
@@ -64,8 +67,7 @@ class DraftRecord:
 
     is_possible: bool = True
     follows: bool = False
-    _trial: int = 0
-    _gained: int = 0
+    _gain: float = _FIRST_GAIN
     _rest: int = _FIRST_REST
     _resumes_at: int = 0
 
@@ -80,13 +82,10 @@ class DraftRecord:
             num_accepted: its drafts that were accepted.
             num_tokens: of the sequence, with them.
         """
-        self._trial += 1
-        self._gained += num_accepted
-        if self._trial < _TRIAL_STEPS:
-            return
-        if self._gained < _LEAST_GAIN * self._trial:
+        self._gain += (num_accepted - self._gain) / _MEMORY
+        if self._gain > _FIRST_GAIN:
+            self._rest = _FIRST_REST
+        elif self._gain < _LEAST_GAIN:
+            self._gain = _NEXT_GAIN
             self._resumes_at = num_tokens + self._rest
             self._rest = min(2 * self._rest, _LONGEST_REST)
-        else:
-            self._rest = _FIRST_REST
-        self._trial = self._gained = 0
