@@ -2,11 +2,13 @@
 
 python scripts/drafts_benchmark.py --model-shape 8b --speculative-config '{"method": "ngram"}'
 python scripts/drafts_benchmark.py --crowd --model-shape 0.6b
+python scripts/drafts_benchmark.py --agreement
 """
 
 import argparse
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from jaxinfer.cli.flags.engine import add_engine_flags, engine_arguments
 from jaxinfer.cli.flags.parser import positive_integer
@@ -24,14 +26,16 @@ def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--model-shape", choices=SERVED_SHAPES, required=True)
+    parser.add_argument("--model-shape", choices=SERVED_SHAPES, help="random weights of this shape")
     parser.add_argument("--rows", type=positive_integer, nargs="+", default=[1, 4, 16])
     parser.add_argument("--output-len", type=positive_integer, default=512, help="up to 1,024")
     parser.add_argument("--repeats", type=positive_integer, default=2)
-    parser.add_argument(
-        "--crowd",
+    other = parser.add_mutually_exclusive_group()
+    other.add_argument("--crowd", action="store_true", help="W1 with drafts and without, instead")
+    other.add_argument(
+        "--agreement",
         action="store_true",
-        help="instead, W1 with drafts and without, and greedy answers whose tokens they change",
+        help="the bundled model's answers with drafts and without, instead",
     )
     parser.add_argument(
         "--output-directory", type=Path, help="instead of benchmarks/results/ (for trials)"
@@ -42,38 +46,49 @@ def build_parser() -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure, print a table and write a record."""
-    arguments = build_parser().parse_args(argv)
+    parser = build_parser()
+    arguments = parser.parse_args(argv)
+    if (arguments.model_shape is None) != arguments.agreement:
+        parser.error("give --model-shape, or --agreement, which has the bundled model")
     return run_command("drafts_benchmark", lambda: _run(arguments))
 
 
 def _run(arguments: argparse.Namespace) -> int:
     start_platform(process_arguments(arguments))
-    from scripts.drafts import measure
     from scripts.measurements.results import RESULTS, save_result
 
-    shape = arguments.model_shape
     settings = {"speculative_config": _CONFIG} | engine_arguments(arguments)
-    if arguments.crowd:
-        kind, report = "drafts-crowd", measure.crowd_report(shape, engine_arguments=settings)
-        lines = measure.crowd_lines(report)
-    else:
-        kind, report = (
-            f"drafts-{settings['speculative_config']['method']}",
-            measure.drafts_report(
-                shape,
-                engine_arguments=settings,
-                rows=arguments.rows,
-                prompt_len=_PROMPT_LEN,
-                output_len=arguments.output_len,
-                repeats=arguments.repeats,
-            ),
-        )
-        lines = measure.drafts_lines(report)
+    kind, report, lines = _measured(arguments, settings)
     report["speculative_config"] = settings["speculative_config"]
     print("\n".join(lines))
-    path = save_result(f"{kind}-{shape}", report, arguments.output_directory or RESULTS)
+    path = save_result(kind, report, arguments.output_directory or RESULTS)
     print(f"kept in {path}", flush=True)
     return OK
+
+
+def _measured(
+    arguments: argparse.Namespace, settings: dict[str, Any]
+) -> tuple[str, dict[str, Any], list[str]]:
+    """The kind of the record, the record and its lines."""
+    from scripts.drafts import measure
+
+    shape = arguments.model_shape
+    if arguments.agreement:
+        report = measure.agreement_report(engine_arguments=settings)
+        return "drafts-agreement-bundled", report, measure.agreement_lines(report)
+    if arguments.crowd:
+        report = measure.crowd_report(shape, engine_arguments=settings)
+        return f"drafts-crowd-{shape}", report, measure.crowd_lines(report)
+    report = measure.drafts_report(
+        shape,
+        engine_arguments=settings,
+        rows=arguments.rows,
+        prompt_len=_PROMPT_LEN,
+        output_len=arguments.output_len,
+        repeats=arguments.repeats,
+    )
+    method = settings["speculative_config"]["method"]
+    return f"drafts-{method}-{shape}", report, measure.drafts_lines(report)
 
 
 if __name__ == "__main__":

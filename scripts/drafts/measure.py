@@ -8,17 +8,18 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 from unittest import mock
 
-from jaxinfer import LLM, ModelConfig, RequestOutput, SamplingParams
-from jaxinfer.measure.random_weights import build_engine
+from jaxinfer import LLM, CompletionOutput, ModelConfig, RequestOutput, SamplingParams
+from jaxinfer.measure.random_weights import build_engine, random_weights
 from jaxinfer.model.checkpoint.hub import BUNDLED_MODEL
 from jaxinfer.planning.named_shapes import shape_config
 from jaxinfer.serving.scheduler.speculation import SpeculativePlanner
 from scripts.drafts.texts import KINDS, Text, make_texts, scripted_sampler
+from scripts.evaluation.items.mixture import held_out_items
 from scripts.speed.report import engine_record
 from scripts.speed.timing import run_workload
 from scripts.speed.workloads import make_workload
 
-_COUNTED_PROMPTS, _COUNTED_TOKENS = 64, 128
+_COUNTED_PROMPTS, _COUNTED_TOKENS, _AT_ONCE = 64, 100, 4
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,13 +66,13 @@ def drafts_report(
     size = _vocab_size(model_shape)
     texts = {kind: make_texts(kind, most, vocab_size=size, **lengths) for kind in KINDS}
     sampler = scripted_sampler([text for of_kind in texts.values() for text in of_kind])
-    arguments = {
+    arguments: dict[str, Any] = {
         "max_num_seqs": most,
         "max_model_len": prompt_len + output_len,
-        "sampler": sampler,
     } | engine_arguments
     cases: dict[str, Any] = {}
-    with build_engine(model_shape, arguments) as llm:
+    weights = {} if model_shape is None else random_weights(model_shape, arguments)
+    with LLM(sampler=sampler, **weights, **arguments) as llm:
         compiled = llm.num_compilations
         for number, (kind, of_kind) in enumerate(texts.items()):
             for count in rows:
@@ -88,7 +89,7 @@ def drafts_report(
 
 
 def crowd_report(model_shape: str, *, engine_arguments: dict[str, Any]) -> dict[str, Any]:
-    """Seconds of W1 with drafts and without, and how often drafts change an answer's rounding.
+    """Seconds of W1 with drafts and without.
 
     Args:
         model_shape: a name of `SERVED_SHAPES`, with random weights.
@@ -111,10 +112,31 @@ def crowd_report(model_shape: str, *, engine_arguments: dict[str, Any]) -> dict[
                     each.append(taken.seconds)
         return {
             "W1": {name: statistics.median(each) for name, each in seconds.items()},
-            "differences": _differences(llm),
             "num_compilations": llm.num_compilations - compiled,
             **engine_record(llm, model_shape),
         }
+
+
+def agreement_report(*, engine_arguments: dict[str, Any]) -> dict[str, Any]:
+    """How many answers of the bundled model differ with drafts, and by how much where they part.
+
+    Args:
+        engine_arguments: what the user set, with a `speculative_config`.
+    """
+    items = held_out_items("story", _COUNTED_PROMPTS)
+    prompts = [item.prompt for item in items]
+    cases: dict[str, Any] = {}
+    with LLM(**engine_arguments) as llm:
+        for temperature in (0.0, 0.9):
+            params = SamplingParams(
+                temperature=temperature,
+                max_tokens=_COUNTED_TOKENS,
+                ignore_eos=True,
+                logprobs=0,
+                seed=1,
+            )
+            cases[f"temperature {temperature}"] = _differences(llm, prompts, params)
+        return {"cases": cases, **engine_record(llm, None)}
 
 
 def drafts_lines(report: dict[str, Any]) -> list[str]:
@@ -136,13 +158,21 @@ def drafts_lines(report: dict[str, Any]) -> list[str]:
 
 def crowd_lines(report: dict[str, Any]) -> list[str]:
     """The report for people."""
-    seconds, differences = report["W1"], report["differences"]
+    seconds = report["W1"]
     return [
         f"W1: {seconds['plain']:.3f} s plain, {seconds['drafts']:.3f} s with drafts, "
         f"{seconds['drafts'] / seconds['plain']:.3f}",
-        f"greedy answers that differ: {differences['answers']} of {differences['of']}; gaps of "
-        f"the two tokens' log-probabilities where they part: {differences['gaps']}",
         f"{report['num_compilations']} programs compiled while measuring",
+    ]
+
+
+def agreement_lines(report: dict[str, Any]) -> list[str]:
+    """The report for people."""
+    return [
+        f"{name}: {case['answers']} of {case['of']} answers differ, with {case['accepted']:,} of "
+        f"{case['tokens']:,} tokens from drafts; the largest gap of log-probabilities where two "
+        f"part: {max(case['gaps'], default=0)}"
+        for name, case in report["cases"].items()
     ]
 
 
@@ -206,31 +236,44 @@ def _metric(output: RequestOutput, name: str) -> float:
     return value
 
 
-def _differences(llm: LLM) -> dict[str, Any]:
-    """How many greedy answers differ with drafts, and by how much where they part."""
-    source = make_workload("W1", 0, vocab_size=10_000).prompts[:_COUNTED_PROMPTS]
-    params = SamplingParams(
-        temperature=0.0, max_tokens=_COUNTED_TOKENS, ignore_eos=True, logprobs=0, detokenize=False
-    )
-    answers: dict[bool, list[Any]] = {True: [], False: []}
-    gained = 0
-    for start in range(0, len(source), 4):
+def _differences(llm: LLM, prompts: Sequence[str], params: SamplingParams) -> dict[str, Any]:
+    answers: dict[bool, list[CompletionOutput]] = {True: [], False: []}
+    accepted = 0
+    for start in range(0, len(prompts), _AT_ONCE):
         for is_drafting, each in answers.items():
             llm.reset_prefix_cache()
             with _drafting(is_drafting):
-                outputs = llm.generate(source[start : start + 4], params, use_tqdm=False)
+                outputs = llm.generate(prompts[start : start + _AT_ONCE], params, use_tqdm=False)
             each += [output.outputs[0] for output in outputs]
-            gained += sum(int(_metric(output, "num_accepted_tokens")) for output in outputs)
-    gaps = []
-    for one, other in zip(answers[True], answers[False], strict=True):
-        pairs = zip(one.token_ids, other.token_ids, strict=True)
-        place = next((i for i, (a, b) in enumerate(pairs) if a != b), None)
-        if place is not None:
-            scores = [
-                answer.logprobs[place][answer.token_ids[place]].logprob for answer in (one, other)
-            ]
-            gaps.append(round(abs(scores[0] - scores[1]), 4))
-    return {"answers": len(gaps), "of": len(source), "accepted": gained, "gaps": sorted(gaps)}
+            accepted += sum(int(_metric(output, "num_accepted_tokens")) for output in outputs)
+    pairs = zip(answers[True], answers[False], strict=True)
+    gaps = [gap for pair in pairs if (gap := _gap(*pair)) is not None]
+    return {
+        "answers": len(gaps),
+        "of": len(prompts),
+        "tokens": sum(len(answer.token_ids) for answer in answers[True]),
+        "accepted": accepted,
+        "gaps": sorted(gaps),
+    }
+
+
+def _gap(one: CompletionOutput, other: CompletionOutput) -> float | None:
+    """How far apart the log-probabilities of the first two tokens that differ are; None if none do.
+
+    They are neighbours in the draw, or equally likely if it is greedy.
+    """
+    tokens = zip(one.token_ids, other.token_ids, strict=True)
+    place = next((i for i, (a, b) in enumerate(tokens) if a != b), None)
+    if place is None:
+        return None
+    scores = [_score(answer, place) for answer in (one, other)]
+    return round(abs(scores[0] - scores[1]), 4)
+
+
+def _score(answer: CompletionOutput, place: int) -> float:
+    if answer.logprobs is None:
+        raise RuntimeError("log-probabilities were asked for, and none came")
+    return answer.logprobs[place][answer.token_ids[place]].logprob
 
 
 @contextlib.contextmanager

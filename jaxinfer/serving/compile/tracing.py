@@ -48,7 +48,7 @@ class TracingWorkers:
         """Begin to trace; returns at once. Programs with the same kernels go to the same process.
 
         Args:
-            programs: the programs of an engine without custom functions.
+            programs: the engine's; those of `work` hold no custom function.
             work: the identity that each key's program is saved under, in order of need. Programs
                 begun before are not begun again.
             platform: the platform to lower for, as `jax.export` names it.

@@ -58,8 +58,8 @@ def make_task(
     """A task for a worker, with JAX's settings as they are here.
 
     Args:
-        programs: the programs of an engine without custom functions.
-        work: programs of any kind, with the identities they are saved under.
+        programs: the engine's.
+        work: programs that hold no custom function, with the identities they are saved under.
         store: the store.
         platform: the platform to lower for, as `jax.export` names it.
     """
@@ -77,8 +77,10 @@ def make_task(
         return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=placed)
 
     context = {field.name: getattr(programs.context, field.name) for field in fields(StepContext)}
+    # A user's functions may be local ones, which can't be sent.
+    own = {"mesh": abstract, "logits_processor": None, "sampler": None}
     return Task(
-        context | {"mesh": abstract},
+        context | own,
         jax.tree.map(describe, programs.params),
         programs.num_blocks,
         programs.num_slots,

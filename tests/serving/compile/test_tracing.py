@@ -107,6 +107,16 @@ def test_tracing_needs_no_flax(tmp_path):
     assert store.holds("decode")
 
 
+def test_a_function_of_the_caller_is_not_sent(tmp_path):
+    """A local one can't be, and the programs that workers trace don't hold it."""
+    programs = _programs()
+    context = dataclasses.replace(programs.context, sampler=lambda logits, state, keys: None)
+    programs = dataclasses.replace(programs, context=context)
+    store = ProgramStore(tmp_path)
+    task = make_task(programs, {_KEYS[0]: "decode"}, store=store, platform="cpu")
+    assert pickle.loads(pickle.dumps(task)).context["sampler"] is None
+
+
 def test_nothing_is_handed_over_without_slow_kernels(tmp_path, monkeypatch):
     def refuse(*args, **kwargs):
         raise AssertionError("a worker was started")
