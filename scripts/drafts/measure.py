@@ -2,13 +2,14 @@
 
 import contextlib
 import dataclasses
+import math
 import statistics
 import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 from unittest import mock
 
-from jaxinfer import LLM, CompletionOutput, ModelConfig, RequestOutput, SamplingParams
+from jaxinfer import LLM, ModelConfig, RequestOutput, SamplingParams
 from jaxinfer.measure.random_weights import build_engine, random_weights
 from jaxinfer.model.checkpoint.hub import BUNDLED_MODEL
 from jaxinfer.planning.named_shapes import shape_config
@@ -19,7 +20,7 @@ from scripts.speed.report import engine_record
 from scripts.speed.timing import run_workload
 from scripts.speed.workloads import make_workload
 
-_COUNTED_PROMPTS, _COUNTED_TOKENS, _AT_ONCE = 64, 100, 4
+_COUNTED_PROMPTS, _COUNTED_TOKENS, _AT_ONCE, _LIKELIEST = 64, 100, 4, 20
 
 
 @dataclasses.dataclass(frozen=True)
@@ -123,8 +124,8 @@ def agreement_report(*, engine_arguments: dict[str, Any]) -> dict[str, Any]:
     Args:
         engine_arguments: what the user set, with a `speculative_config`.
     """
-    items = held_out_items("story", _COUNTED_PROMPTS)
-    prompts = [item.prompt for item in items]
+    stories = [item.prompt + item.answer for item in held_out_items("story", _COUNTED_PROMPTS)]
+    prompts = [story[: len(story) // 2] for story in stories]
     cases: dict[str, Any] = {}
     with LLM(**engine_arguments) as llm:
         for temperature in (0.0, 0.9):
@@ -132,7 +133,6 @@ def agreement_report(*, engine_arguments: dict[str, Any]) -> dict[str, Any]:
                 temperature=temperature,
                 max_tokens=_COUNTED_TOKENS,
                 ignore_eos=True,
-                logprobs=0,
                 seed=1,
             )
             cases[f"temperature {temperature}"] = _differences(llm, prompts, params)
@@ -237,43 +237,40 @@ def _metric(output: RequestOutput, name: str) -> float:
 
 
 def _differences(llm: LLM, prompts: Sequence[str], params: SamplingParams) -> dict[str, Any]:
-    answers: dict[bool, list[CompletionOutput]] = {True: [], False: []}
-    accepted = 0
+    answers: dict[bool, list[RequestOutput]] = {True: [], False: []}
     for start in range(0, len(prompts), _AT_ONCE):
         for is_drafting, each in answers.items():
             llm.reset_prefix_cache()
             with _drafting(is_drafting):
-                outputs = llm.generate(prompts[start : start + _AT_ONCE], params, use_tqdm=False)
-            each += [output.outputs[0] for output in outputs]
-            accepted += sum(int(_metric(output, "num_accepted_tokens")) for output in outputs)
+                each += llm.generate(prompts[start : start + _AT_ONCE], params, use_tqdm=False)
     pairs = zip(answers[True], answers[False], strict=True)
-    gaps = [gap for pair in pairs if (gap := _gap(*pair)) is not None]
+    gaps = [gap for pair in pairs if (gap := _gap(llm, *pair)) is not None]
     return {
         "answers": len(gaps),
         "of": len(prompts),
-        "tokens": sum(len(answer.token_ids) for answer in answers[True]),
-        "accepted": accepted,
+        "tokens": sum(len(output.outputs[0].token_ids) for output in answers[True]),
+        "accepted": sum(int(_metric(each, "num_accepted_tokens")) for each in answers[True]),
         "gaps": sorted(gaps),
     }
 
 
-def _gap(one: CompletionOutput, other: CompletionOutput) -> float | None:
-    """How far apart the log-probabilities of the first two tokens that differ are; None if none do.
+def _gap(llm: LLM, one: RequestOutput, other: RequestOutput) -> float | None:
+    """How far apart the model's log-probabilities of the first two tokens that differ are.
 
-    They are neighbours in the draw, or equally likely if it is greedy.
+    None if none do; infinite if one of them isn't among the likeliest.
     """
-    tokens = zip(one.token_ids, other.token_ids, strict=True)
-    place = next((i for i, (a, b) in enumerate(tokens) if a != b), None)
+    tokens, others = one.outputs[0].token_ids, other.outputs[0].token_ids
+    pairs = zip(tokens, others, strict=True)
+    place = next((i for i, (a, b) in enumerate(pairs) if a != b), None)
     if place is None:
         return None
-    scores = [_score(answer, place) for answer in (one, other)]
-    return round(abs(scores[0] - scores[1]), 4)
-
-
-def _score(answer: CompletionOutput, place: int) -> float:
-    if answer.logprobs is None:
-        raise RuntimeError("log-probabilities were asked for, and none came")
-    return answer.logprobs[place][answer.token_ids[place]].logprob
+    before = [*(one.prompt_token_ids or ()), *tokens[:place]]
+    likeliest = SamplingParams(temperature=0.0, max_tokens=1, logprobs=_LIKELIEST)
+    (scored,) = llm.generate([before], likeliest, use_tqdm=False)
+    (found,) = scored.outputs[0].logprobs or [{}]
+    if not {tokens[place], others[place]} <= found.keys():
+        return math.inf
+    return round(abs(found[tokens[place]].logprob - found[others[place]].logprob), 4)
 
 
 @contextlib.contextmanager
