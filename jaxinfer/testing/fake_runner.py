@@ -105,17 +105,17 @@ class FakeRunner:
             self._copy(self._host_pages, self._pages, [(host, device)])
         for row in schedule.rows:
             self._note_holder(row)
-        num_positions = max(schedule.num_steps, schedule.num_drafts + 1)
+        num_positions = schedule.num_steps * (schedule.num_drafts + 1)
         tokens = np.zeros((len(schedule.rows), num_positions), np.int32)
-        drafts: list[tuple[int, int]] = []
+        drafts: list[list[tuple[int, int]]] = []
         targets: list[list[int]] = []
         table: list[int] = []
         for i, row in enumerate(schedule.rows):
             table = row.request.blocks.table if row.num_fed else table  # a fork reads its leader's
             if schedule.num_drafts:
-                sampled, drafted = self._verify_row(row, is_known=i not in schedule.unknown)
-                tokens[i, : len(sampled)] = sampled
-                drafts.append((len(drafted), self._accept(row, sampled, drafted)))
+                gained, of_steps = self._verify_row(row, schedule, i not in schedule.unknown)
+                tokens[i, : len(gained)] = gained
+                drafts.append(of_steps)
             else:
                 tokens[i, : schedule.num_steps] = list(self._run_row(row, schedule, table))
             targets.append(self._targets(row))
@@ -233,15 +233,31 @@ class FakeRunner:
             tokens[0] = _allowed_token(context, mask)
         self._last_tokens[_slot(row)] = int(tokens[0])
 
-    def _verify_row(self, row: ScheduledRow, *, is_known: bool) -> tuple[list[int], list[int]]:
-        """The tokens sampled after the newest and after each draft, and the drafts."""
-        slot, table = _slot(row), row.request.blocks.table
+    def _verify_row(
+        self, row: ScheduledRow, schedule: Schedule, is_known: bool
+    ) -> tuple[list[int], list[tuple[int, int]]]:
+        """The tokens that a row gains, and of each step its drafts and accepted tokens."""
+        slot = _slot(row)
         length = self._lengths[slot] if is_known else row.start + 1
         _require(length <= row.start + 1, "a row may be longer than the scheduler reckons")
         self._lengths[slot] = length
-        newest = self._last_tokens[slot]
+        gained: list[int] = []
+        steps: list[tuple[int, int]] = []
+        for _ in range(schedule.num_steps):
+            if left := row.num_reserved - len(gained):
+                most = min(left - 1, schedule.num_drafts)
+                sampled, drafted = self._verify(row, most)
+                num_accepted = self._accept(row, sampled, drafted)
+                gained += sampled[:num_accepted]
+                steps.append((len(drafted), num_accepted))
+        return gained, steps
+
+    def _verify(self, row: ScheduledRow, most: int) -> tuple[list[int], list[int]]:
+        """The tokens sampled after the newest and after each draft, and the drafts."""
+        slot, table = _slot(row), row.request.blocks.table
+        length, newest = self._lengths[slot], self._last_tokens[slot]
         context = [*self._context(table, length - 1), newest]
-        drafts = self.draft(context, row.num_reserved - 1)
+        drafts = self.draft(context, most)
         self._write(row, length - 1, [newest, *drafts])
         ends = range(length, length + len(drafts) + 1)
         return [self._next(self._context(table, end)) for end in ends], drafts

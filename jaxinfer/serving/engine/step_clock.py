@@ -59,7 +59,7 @@ class StepClock:
 
 
 def _num_decoded(schedule: Schedule) -> int:
-    """Tokens of a decode; rows may have fewer of a multi-step decode than it has steps."""
-    if schedule.num_steps == 1:
-        return schedule.num_tokens
+    """Tokens fed; rows may have fewer of a multi-step decode than it has steps. No drafts count."""
+    if schedule.num_steps == 1 or schedule.num_drafts:
+        return schedule.num_steps * schedule.num_tokens
     return sum([row.num_reserved for row in schedule.rows])  # a generator is a call a row

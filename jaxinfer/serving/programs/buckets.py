@@ -46,6 +46,7 @@ class Buckets:
         rows_in_item: number of rows whose shared keys are read at once.
         speculative: sizes of decode steps with drafts, ascending, each with its rule. Tables are
             always full width. Empty without drafts.
+        speculative_steps: steps of each launch of them.
         generates: whether steps sample; if not, there are prefill buckets only (`for_pooling`).
     """
 
@@ -62,6 +63,7 @@ class Buckets:
     sharing: tuple[int, ...] = ()
     rows_in_item: int = 0
     speculative: tuple[tuple[int, Drafter], ...] = ()
+    speculative_steps: int = 1
     generates: bool = True
 
     def samples_at_once(self, rows: int, mode: SamplerMode) -> bool:

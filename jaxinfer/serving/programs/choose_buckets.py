@@ -41,6 +41,9 @@ _SAMPLED_ROWS = (2, 8, 16, 32)
 _SPECULATIVE_ROWS = (1, 4, 16)
 _MOST_SPECULATIVE_ROWS = 64
 
+# Where a launch takes the host longer than a step of few rows takes the device, it has several.
+_MOST_SPECULATIVE_STEPS = 4
+
 # Sampling for a full set of rows costs 0.3 ms, of the 16 that such a step takes.
 _TOKENS_THAT_HIDE_ROWS = 8_192
 
@@ -123,6 +126,7 @@ def choose_buckets(
         ),
         rows_in_item=rows_in_item,
         speculative=_speculative(speculative_config, max_num_seqs),
+        speculative_steps=min(num_decode_steps, _MOST_SPECULATIVE_STEPS),
     )
 
 

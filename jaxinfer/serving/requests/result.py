@@ -56,13 +56,14 @@ class StepResult:
         sampled: scores ``[rows, positions]`` in the order of the schedule's rows; entries of rows
             that did not sample, and entries past a row's `num_reserved`, are undefined.
         readouts: values beside tokens, by name: one for each row, None for rows that want none.
-        drafts: of a step with drafts, for each row how many were verified, and how many leading
-            tokens were accepted; None of other steps, of which all are accepted.
+        drafts: of a launch with drafts, for each row and each step that it had a part in, how many
+            were verified, and how many tokens were accepted, which lead; None of other launches,
+            of which all are accepted.
     """
 
     sampled: TokenScores
     readouts: Mapping[str, Sequence[Any]] = field(default_factory=dict)
-    drafts: Sequence[tuple[int, int]] | None = None
+    drafts: Sequence[Sequence[tuple[int, int]]] | None = None
 
     @property
     def num_ok(self) -> list[int]:
@@ -75,28 +76,37 @@ def unpack_step(
     readouts: Mapping[str, Sequence[Any]],
     *,
     num_rows: int,
-    has_drafts: bool = False,
 ) -> StepResult:
     """What a step gave the host.
 
     Args:
-        sampled: int32 ``[B, columns]``, or ``[positions, B, columns]``.
+        sampled: int32 ``[B, columns]``, ``[positions, B, columns]``, or of a launch with drafts
+            ``[steps, positions, B, columns]``.
         readouts: as in the result.
         num_rows: rows of the schedule, at most B.
-        has_drafts: whether the step had drafts.
     """
+    if sampled.ndim == 4:
+        return _unpack_drafts(sampled.transpose(2, 0, 1, 3)[:num_rows], readouts)
     by_row = sampled[:, None] if sampled.ndim == 2 else sampled.swapaxes(0, 1)
-    scores = unpack_scores(by_row[:num_rows])
-    return StepResult(scores, readouts, _count_drafts(scores) if has_drafts else None)
+    return StepResult(unpack_scores(by_row[:num_rows]), readouts)
 
 
-def _count_drafts(scores: TokenScores) -> list[tuple[int, int]]:
-    """`StepResult.drafts`, by the statuses of a step with drafts."""
-    status = scores.status
-    assert status is not None
-    num_fed = (status != NOT_DRAFTED).sum(axis=1)
-    num_accepted = num_fed - (status == REJECTED).sum(axis=1)
-    return list(zip((num_fed - 1).tolist(), num_accepted.tolist(), strict=True))
+def _unpack_drafts(sampled: np.ndarray, readouts: Mapping[str, Sequence[Any]]) -> StepResult:
+    """The result of steps with drafts, int32 ``[B, steps, positions, columns]``."""
+    status = sampled[..., _STATUS]
+    num_fed = (status != NOT_DRAFTED).sum(axis=2)
+    num_accepted = num_fed - (status == REJECTED).sum(axis=2)
+    drafts = [
+        [(fed - 1, accepted) for fed, accepted in zip(*row, strict=True) if fed]
+        for row in zip(num_fed.tolist(), num_accepted.tolist(), strict=True)
+    ]
+    by_row = sampled.reshape(len(sampled), -1, sampled.shape[-1])
+    if sampled.shape[1] > 1:  # what was accepted leads
+        status = by_row[..., _STATUS]
+        is_behind = (status == REJECTED) | (status == NOT_DRAFTED)
+        order = np.argsort(is_behind, axis=1, kind="stable")
+        by_row = np.take_along_axis(by_row, order[..., None], axis=1)
+    return StepResult(unpack_scores(by_row), readouts, drafts)
 
 
 def unpack_scores(packed: np.ndarray) -> TokenScores:

@@ -93,7 +93,7 @@ class BatchBuilder:
             truncates=bool(self._mirror.truncates[sample_slots].any()),
         )
         table_slots = slots if schedule.is_decode else prefill_batch.read_tables(rows, slots)
-        last = context + max(schedule.num_steps - 1, schedule.num_drafts)
+        last = context + schedule.num_steps * (schedule.num_drafts + 1) - 1
         step = self._step_rows(rows, slots, sample_slots, context, table_slots, last)
         batch = self._packer(schedule)(schedule, step, self._buckets, choose_mode)
         shape = batch.shape

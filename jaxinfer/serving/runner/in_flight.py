@@ -32,19 +32,17 @@ class InFlightStep(NamedTuple):
     """A step that was launched and not yet read.
 
     Attributes:
-        sampled: int32 ``[B, columns]``, or ``[positions, B, columns]`` of a step with drafts or a
-            multi-step decode, in pinned host memory once the device is done. Where nothing samples,
-            the last array of the step.
+        sampled: int32 ``[B, columns]``, ``[positions, B, columns]`` of a multi-step decode, or
+            ``[steps, positions, B, columns]`` of steps with drafts, in pinned host memory once the
+            device is done. Where nothing samples, the last array of the step.
         readouts: on the device.
         rows: the schedule's rows.
-        has_drafts: whether the device drafted tokens.
         samples: whether tokens were sampled.
     """
 
     sampled: jax.Array
     readouts: Mapping[Readout, jax.Array]
     rows: Sequence[ScheduledRow]
-    has_drafts: bool = False
     samples: bool = True
 
 

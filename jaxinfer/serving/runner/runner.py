@@ -114,7 +114,7 @@ class Runner:
             draft_texts=draft_texts(config.speculative_config, tokenizer),
         )
         sizes = [DraftSize(rows, each.num_tokens) for rows, each in plan.buckets.speculative]
-        self.speculation = Speculation(sizes, free_logprobs)
+        self.speculation = Speculation(sizes, plan.buckets.speculative_steps, free_logprobs)
         self._is_one_process = plan.programs.last_tokens.sharding.is_fully_addressable
         device = self._mesh.local_devices[0]
         self._device_name = f"{device} ({device.device_kind})"
@@ -243,7 +243,7 @@ class Runner:
             for readout, values in read.readouts.items()
         }
         num_rows = len(read.rows)
-        return unpack_step(sampled, readouts, num_rows=num_rows, has_drafts=read.has_drafts)
+        return unpack_step(sampled, readouts, num_rows=num_rows)
 
     def reset_cache(self) -> None:
         """Allocate the pages anew, after a step that raised has destroyed the donated ones.

@@ -118,9 +118,8 @@ class StepLauncher:
         for values in readouts.values():
             self.await_if_emulated(values)
             values.copy_to_host_async()
-        rows = schedule.rows
-        samples, has_drafts = outputs.sampled is not None, schedule.num_drafts > 0
-        return InFlightStep(sampled, readouts, rows, has_drafts=has_drafts, samples=samples)
+        samples = outputs.sampled is not None
+        return InFlightStep(sampled, readouts, schedule.rows, samples=samples)
 
     def _run(self, key: ProgramKey, before: StepOutputs, given: Any) -> StepOutputs:
         self.resident, outputs = step_kind_of(key).run(

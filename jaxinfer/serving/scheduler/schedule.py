@@ -25,9 +25,10 @@ class ScheduledRow:
       feeds the token at `start + i`. It reserves as many as the request may still get; in steps
       beyond these the row is padding, which leaves the device's `last_tokens[slot]` alone.
     - A row with drafts (`Schedule.num_drafts` > 0) feeds 1 and up to k drafts, which the device
-      makes, samples after each of them, and reserves up to k + 1. Accepted are the drafts that
-      equal what was sampled in their place, up to the first that does not, and the token sampled
-      after them. While such a row is in flight, `start` is the furthest that it may be.
+      makes, samples after each of them, and reserves up to k + 1, in each of `num_steps`. Accepted
+      are the drafts that equal what was sampled in their place, up to the first that does not, and
+      the token sampled after them. While such a row is in flight, `start` is the furthest that it
+      may be.
 
     In all but the last, what is reserved is accepted.
 
@@ -71,8 +72,8 @@ class Schedule:
         rows: never empty; running requests by rank, then the admitted ones by rank.
         is_decode: every row feeds exactly the token in the device's `last_tokens[slot]`, and
             samples, so nothing but tables and lengths must be uploaded.
-        num_steps: 1, or the length of a multi-step decode.
-        num_drafts: k of a step with drafts, whose rows reserve up to k + 1; 0 without.
+        num_steps: 1, or the length of a multi-step decode or of a launch with drafts.
+        num_drafts: k of steps with drafts, whose rows reserve up to k + 1 in each; 0 without.
         unknown: in a step with drafts, indices of rows whose tokens the device must be told: all
             that the host knows, but for at most the newest.
         moved: indices of rows whose slot or block table may be another than in the request's last

@@ -28,10 +28,12 @@ class Speculation(NamedTuple):
 
     Attributes:
         sizes: of such steps, by ascending rows; none if there are none.
+        num_steps: of a launch.
         free_logprobs: log-probabilities that such a step has at no further cost.
     """
 
     sizes: Sequence[DraftSize] = ()
+    num_steps: int = 1
     free_logprobs: FreeLogprobs = "none"
 
 
@@ -53,6 +55,7 @@ class SpeculativePlanner:
     def __init__(self, queues: RequestQueues, speculation: Speculation) -> None:
         self._queues = queues
         self._sizes = speculation.sizes
+        self._num_steps = speculation.num_steps
         self._free_logprobs: FreeLogprobs = speculation.free_logprobs
         self._was_last = False
 
@@ -104,7 +107,8 @@ class SpeculativePlanner:
         rows, unknown = [], []
         for request in requests:
             start = request.num_cached_tokens
-            most = min(num_drafts + 1, request.limits.num_tokens - request.num_tokens)
+            most = self._num_steps * (num_drafts + 1)
+            most = min(most, request.limits.num_tokens - request.num_tokens)
             missing = num_missing_blocks(pool, request, start + most)
             if missing > spare:
                 most, missing = 1, num_missing_blocks(pool, request, start + 1)
@@ -122,7 +126,12 @@ class SpeculativePlanner:
             if request.drafts is not None:
                 request.drafts.follows = True
         return Schedule(
-            rows, is_decode=True, num_tokens=len(rows), num_drafts=num_drafts, unknown=unknown
+            rows,
+            is_decode=True,
+            num_steps=self._num_steps,
+            num_tokens=len(rows),
+            num_drafts=num_drafts,
+            unknown=unknown,
         )
 
 
@@ -146,20 +155,25 @@ def accept(row: ScheduledRow, num_accepted: int) -> None:
     request.num_cached_tokens = min(request.num_cached_tokens, request.num_tokens - 1)
 
 
-def count(request: Request, num_drafted: int, num_accepted: int, counts: DraftCounts) -> None:
+def count(
+    request: Request, steps: Sequence[tuple[int, int]], num_kept: int, counts: DraftCounts
+) -> None:
     """Count a row's drafts once its tokens are appended.
 
     Args:
         request: of the row.
-        num_drafted: drafts that were verified.
-        num_accepted: drafts that became tokens of the answer.
+        steps: of each step, the drafts that were verified and the tokens that were accepted.
+        num_kept: accepted tokens that became tokens of the answer.
         counts: of the engine.
     """
-    if request.drafts is not None:
-        request.drafts.note(num_accepted, request.num_known_tokens)
-    request.history.num_draft_tokens += num_drafted
-    request.history.num_accepted_tokens += num_accepted
-    counts.note(num_drafted, num_accepted)
+    for num_drafted, num_accepted in steps:
+        num_accepted_drafts = min(num_accepted - 1, num_kept)
+        num_kept = max(num_kept - num_accepted, 0)
+        if request.drafts is not None:
+            request.drafts.note(num_accepted_drafts, request.num_known_tokens)
+        request.history.num_draft_tokens += num_drafted
+        request.history.num_accepted_tokens += num_accepted_drafts
+        counts.note(num_drafted, num_accepted_drafts)
 
 
 def settle(request: Request) -> None:

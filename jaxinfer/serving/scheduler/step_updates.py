@@ -34,7 +34,7 @@ class StepUpdates:
         schedule: Schedule,
         token_ids: Sequence[Sequence[int]],
         num_ok: Sequence[int] | None = None,
-        drafts: Sequence[tuple[int, int]] | None = None,
+        drafts: Sequence[Sequence[tuple[int, int]]] | None = None,
         logprobs: Sequence[Sequence[float]] | None = None,
     ) -> list[RowUpdate]:
         """Append a step's accepted tokens, late, and end the requests that they end.
@@ -47,9 +47,9 @@ class StepUpdates:
             token_ids: `[rows][at least num_reserved]` tokens; more rows (padding) are ignored.
             num_ok: leading good tokens of each row, all if None. A row with fewer than are accepted
                 ends with the reason "error" after the good ones.
-            drafts: of a step with drafts, for each row the number of drafts that were verified, and
-                of leading tokens that count, from 1 to its `num_reserved`; None of other steps, of
-                which all count.
+            drafts: of a launch with drafts, for each row and each of its steps the number of drafts
+                that were verified, and of tokens that count: of all steps together the leading
+                ones, from 1 to its `num_reserved`. None of other launches, of which all count.
             logprobs: log-probabilities of the tokens, for requests that keep them.
 
         Returns:
@@ -79,12 +79,11 @@ class StepUpdates:
                 continue
             if num_new:
                 if drafts is not None:
-                    num_new = drafts[i][1]
+                    num_new = sum(num_accepted for _, num_accepted in drafts[i])
                     speculation.accept(row, num_new)
                 kept = self.append(request, tokens, num_new)
                 if drafts is not None:
-                    num_accepted = min(num_new - 1, len(kept))
-                    speculation.count(request, drafts[i][0], num_accepted, self.draft_counts)
+                    speculation.count(request, drafts[i], len(kept), self.draft_counts)
                 if request.drafts is not None:
                     speculation.settle(request)
                 if request.output_logprobs is not None and logprobs is not None:

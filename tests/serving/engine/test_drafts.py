@@ -88,10 +88,11 @@ parameters = st.fixed_dictionaries(
     num_host_blocks=st.sampled_from([0, 12]),
     ahead=st.sampled_from([1, 2]),
     most_good=st.sampled_from([6, 0, 20]),
+    num_steps=st.sampled_from([1, 3]),
     seed=st.integers(0, 2**32),
 )
 def test_answers_are_those_of_an_engine_without_drafts(
-    requests, num_blocks, block_size, most_good, ahead, seed, **options
+    requests, num_blocks, block_size, most_good, num_steps, ahead, seed, **options
 ):
     options = {
         "num_blocks": num_blocks,
@@ -105,16 +106,23 @@ def test_answers_are_those_of_an_engine_without_drafts(
         "ahead": ahead,
     }
     plain = outputs_of(Setup(**options), requests)
-    drafting = DraftingSetup(random.Random(seed), most_good=most_good, **options)
+    speculation = DRAFTS._replace(num_steps=num_steps)
+    drafting = DraftingSetup(
+        random.Random(seed), most_good=most_good, speculation=speculation, **options
+    )
     assert outputs_of(drafting, requests) == plain
 
 
-def test_good_drafts_save_steps():
-    plain, drafting = Setup(), DraftingSetup(random.Random(0), most_good=6)
+@pytest.mark.parametrize(("num_steps", "most_launches"), [(1, 30), (4, 9)])
+def test_good_drafts_save_steps(num_steps, most_launches):
+    speculation = DRAFTS._replace(num_steps=num_steps)
+    drafting = DraftingSetup(random.Random(0), most_good=6, speculation=speculation)
+    plain = Setup()
     for setup in (plain, drafting):
         setup.add("a", [1, 2, 3], max_tokens=60)
     assert drafting.answers() == plain.answers()
-    assert drafting.runner.num_launches < plain.runner.num_launches / 2
+    assert plain.runner.num_launches >= 60
+    assert drafting.runner.num_launches < most_launches
 
 
 def test_steps_with_drafts_run_ahead_of_their_reading():
@@ -135,7 +143,7 @@ def test_a_request_whose_drafts_are_never_right_stops_drafting_and_tries_again()
     setup.add("a", [1, 2, 3], max_tokens=120)
     setup.run()
     has_drafts = [schedule.num_drafts > 0 for schedule in setup.runner.launches]
-    assert sum(has_drafts) < 30
+    assert sum(has_drafts) < 45
     assert any(has_drafts[40:])
 
 

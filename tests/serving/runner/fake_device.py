@@ -89,7 +89,7 @@ class FakeDevice:
         self.true_tokens: dict[Request, list[int]] = {}
         self.oldest_weights: dict[Request, int] = {}
         self.drafting: dict[int, tuple[Request, int]] = {}
-        self.drafts: dict[int, list[tuple[int, int]] | None] = {}
+        self.drafts: dict[int, list[list[tuple[int, int]]] | None] = {}
         self.reset_cache()
 
     def reset_cache(self) -> None:
@@ -137,7 +137,7 @@ class FakeDevice:
         return results
 
     def launch_with_drafts(self, schedule: Schedule) -> list[list[int]]:
-        """Rows whose drafts and lengths the device alone knows; tokens of each one's positions."""
+        """Rows whose drafts and lengths the device alone knows; the tokens that each gains."""
         results, counts = [], []
         for i, row in enumerate(schedule.rows):
             request = row.request
@@ -149,21 +149,30 @@ class FakeDevice:
                 self.drafting[request.slot] = holder
             assert self.drafting[request.slot] == holder, "the device has other tokens"
             assert row.start >= start, "there is less room than it may need"
-            drafts = self.guess(request, row.num_reserved - 1)
-            self.put(request, start, [self.last_tokens[request.slot], *drafts])
-            self.check_context(request, start + 1)
-            sampled = [
-                next_token(self.slot(request, start + j).chain) for j in range(len(drafts) + 1)
-            ]
-            num_accepted = 1
-            while sampled[num_accepted - 1 : num_accepted] == drafts[num_accepted - 1 :][:1]:
-                num_accepted += 1
-            true_tokens += sampled[:num_accepted]
-            self.last_tokens[request.slot] = true_tokens[-1]
-            results.append(sampled + [0] * (row.num_reserved - len(sampled)))
-            counts.append((len(drafts), num_accepted))
+            steps = []
+            for _ in range(schedule.num_steps):
+                if left := row.num_reserved - (len(true_tokens) - 1 - start):
+                    steps.append(self.verify(request, min(left - 1, schedule.num_drafts)))
+            gained = true_tokens[start + 1 :]
+            results.append(gained + [0] * (row.num_reserved - len(gained)))
+            counts.append(steps)
         self.drafts[id(schedule)] = counts
         return results
+
+    def verify(self, request: Request, most: int) -> tuple[int, int]:
+        """One step of a row with drafts: how many there were, and how many tokens it gained."""
+        true_tokens = self.true_tokens[request]
+        start = len(true_tokens) - 1
+        drafts = self.guess(request, most)
+        self.put(request, start, [self.last_tokens[request.slot], *drafts])
+        self.check_context(request, start + 1)
+        sampled = [next_token(self.slot(request, start + j).chain) for j in range(len(drafts) + 1)]
+        num_accepted = 1
+        while sampled[num_accepted - 1 : num_accepted] == drafts[num_accepted - 1 :][:1]:
+            num_accepted += 1
+        true_tokens += sampled[:num_accepted]
+        self.last_tokens[request.slot] = true_tokens[-1]
+        return len(drafts), num_accepted
 
     def guess(self, request: Request, most: int) -> list[int]:
         """Drafts of which the first are right: none, some or all of them."""
@@ -234,9 +243,10 @@ class FakeDevice:
             if schedule.num_steps > 1:
                 assert schedule.is_decode
                 assert row.request.params.structured_outputs is None
-                assert row.num_reserved <= schedule.num_steps
+            if schedule.num_steps > 1 or schedule.num_drafts:
+                assert row.num_reserved <= schedule.num_steps * (1 + schedule.num_drafts)
             else:
-                assert row.num_reserved <= 1 + schedule.num_drafts
+                assert row.num_reserved <= 1
             if schedule.num_drafts:
                 assert schedule.is_decode
                 assert row.request.constraint is None
@@ -329,7 +339,8 @@ def host_dependent_rows(schedule: Schedule) -> list[int]:
 def accepted(device: FakeDevice, schedule: Schedule) -> list[int]:
     """How many of each row's tokens count."""
     if schedule.num_drafts:
-        return [num_accepted for _, num_accepted in device.drafts[id(schedule)]]
+        steps = device.drafts[id(schedule)]
+        return [sum(num_accepted for _, num_accepted in row) for row in steps]
     return [row.num_reserved for row in schedule.rows]
 
 

@@ -26,11 +26,12 @@ TOKENS_A_WRITE = 1024
 
 @dataclass(frozen=True)
 class SpeculativeDecodeKey:
-    """The key of a decode step with drafts and its sampler, by its rows without the drafts."""
+    """The key of decode steps with drafts and their sampler, by rows without the drafts."""
 
     shape: DecodeShape
     mode: SamplerMode
     drafter: Drafter
+    num_steps: int = 1
 
 
 def speculative_key(buckets: Buckets, rows: int, mode: SamplerMode) -> SpeculativeDecodeKey:
@@ -40,7 +41,8 @@ def speculative_key(buckets: Buckets, rows: int, mode: SamplerMode) -> Speculati
         StopIteration: there are too many.
     """
     size, drafter = next(each for each in buckets.speculative if each[0] >= rows)
-    return SpeculativeDecodeKey(DecodeShape(size, buckets.widths[-1]), mode, drafter)
+    shape = DecodeShape(size, buckets.widths[-1])
+    return SpeculativeDecodeKey(shape, mode, drafter, buckets.speculative_steps)
 
 
 class SpeculativeDecodeKind(StepKind[SpeculativeDecodeKey]):
@@ -69,6 +71,7 @@ class SpeculativeDecodeKind(StepKind[SpeculativeDecodeKey]):
             shape=key.shape,
             mode=key.mode,
             drafter=key.drafter,
+            num_steps=key.num_steps,
             forward=programs.forward,
         )
         state = programs.draft_state

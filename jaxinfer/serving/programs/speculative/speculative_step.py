@@ -8,15 +8,17 @@ probability, as by the rejection rule of arXiv:2211.17192; that the answer stays
 is the drafter invariance of arXiv:2408.07978.)
 
 How many tokens a row gains is known on the device alone, which therefore keeps the lengths and the
-tokens of sequences: the next step need not wait until the host has read this one.
+tokens of sequences: the next step need not wait until the host has read this one, and a launch may
+have several.
 
 Pure functions for one device's shards, as in `steps.py`.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax.numpy as jnp
+from jax import lax
 from jaxtyping import Array, Int32
 
 from jaxinfer.serving.programs.layout import DecodeShape, SampledRows
@@ -27,8 +29,12 @@ from jaxinfer.serving.programs.step_inputs import StepInputs
 from jaxinfer.serving.programs.steps import Forward, KVCache, StepContext, feed_last_tokens
 from jaxinfer.serving.requests.result import NOT_DRAFTED, REJECTED
 from jaxinfer.serving.sampling.layout import Column, SamplerMode, SamplingArrays
+from jaxinfer.serving.sampling.sampler import StepOutput
 
 _BEYOND = 2**31 - 1  # writes to it are dropped
+_Carry = tuple[KVCache, Array, DraftState, Array]
+"""What a step leaves to the next: the pages, the newest tokens, the sequences, and int32 ``[B]``
+tokens that each row may still gain."""
 
 
 def speculative_decode_step(
@@ -44,16 +50,17 @@ def speculative_decode_step(
     shape: DecodeShape,
     mode: SamplerMode,
     drafter: Drafter,
+    num_steps: int = 1,
     forward: Forward = feed_last_tokens,
-) -> tuple[KVCache, Int32[Array, " slots"], DraftState, Int32[Array, "N B columns"]]:
+) -> tuple[KVCache, Int32[Array, " slots"], DraftState, Int32[Array, "steps N B columns"]]:
     """Feed each row's newest token and the drafts behind it, and draw a token after each of them.
 
     Args:
         params: the parameter tree.
         kv: the pages; donated.
         packed: a decode batch laid out by the shape, whose `num_tokens` say how many tokens each
-            row may gain, up to k + 1; its tables have room for them. Of `context_lens` only 0, for
-            padding, is read.
+            row may gain, up to k + 1 in each step; its tables have room for them. Of
+            `context_lens` only 0, for padding, is read.
         last_tokens: newest token of each slot; donated.
         state: the sequences of the slots; donated.
         allowed: the masks of the slots' edits.
@@ -62,48 +69,74 @@ def speculative_decode_step(
         shape: the bucket of rows without their drafts; static.
         mode: as in `sample_step`; static.
         drafter: the rule, with k; static.
+        num_steps: steps one after the other, each behind what the one before it accepted; static.
         forward: replaces `feed_last_tokens`; static.
 
     Returns:
         The pages, the newest tokens, the sequences with what was accepted, and the results for the
-        host, N = k + 1 for each row: first what is accepted, then entries whose status is
-        `REJECTED`, then `NOT_DRAFTED` ones.
+        host, of each step N = k + 1 for each row: first what is accepted, then entries whose status
+        is `REJECTED`, then `NOT_DRAFTED` ones, which are all that a row has once it has gained what
+        it may.
     """
-    batch, slots = shape.split(packed), shape.split(packed).slots
-    lengths = jnp.where(batch.context_lens > 0, state.lengths.at[slots].get(mode="clip"), 0)
+    batch = shape.split(packed)
+    head = context.architecture.head_params(params)
+
+    def feed(kv: KVCache, rows: StepInputs, tokens: Array) -> tuple[KVCache, Array]:
+        return forward(params, kv, rows, tokens, peers, context=context)[:2]
+
+    def sample(hidden: Array, rows: SampledRows) -> StepOutput:
+        return draw(head, hidden, rows, allowed, context=context, mode=mode)
+
+    def one_step(carry: _Carry, _: Any) -> tuple[_Carry, Array]:
+        return _one_step(carry, batch, drafter, feed, sample)
+
+    carry = kv, last_tokens, state, batch.num_tokens
+    if num_steps == 1:
+        (kv, last_tokens, state, _), result = one_step(carry, None)
+        return kv, last_tokens, state, result[None]
+    (kv, last_tokens, state, _), results = lax.scan(one_step, carry, length=num_steps)
+    return kv, last_tokens, state, results
+
+
+def _one_step(
+    carry: _Carry,
+    batch: StepInputs,
+    drafter: Drafter,
+    feed: Callable[[KVCache, StepInputs, Array], tuple[KVCache, Array]],
+    sample: Callable[[Array, SampledRows], StepOutput],
+) -> tuple[_Carry, Int32[Array, "N B columns"]]:
+    """One of the steps of `speculative_decode_step`, and its results."""
+    kv, last_tokens, state, left = carry
+    slots, runs = batch.slots, (batch.context_lens > 0) & (left > 0)
+    lengths = jnp.where(runs, state.lengths.at[slots].get(mode="clip"), 0)
     newest = last_tokens.at[slots].get(mode="clip")
     state = _write(state, slots, lengths - 1, newest[:, None], jnp.minimum(lengths, 1))
     history = state.history.at[slots].get(mode="clip")
     drafts = find_drafts(history, lengths, state.corpus, drafter)
     steps = jnp.arange(drafter.num_tokens, dtype=jnp.int32)
-    drafts = jnp.where(steps < batch.num_tokens[:, None] - 1, drafts, NO_DRAFT)
-    is_fed = jnp.concatenate([(lengths > 0)[:, None], drafts != NO_DRAFT], axis=1)
+    drafts = jnp.where(steps < left[:, None] - 1, drafts, NO_DRAFT)
+    is_fed = jnp.concatenate([runs[:, None], drafts != NO_DRAFT], axis=1)
 
     rows = _rows(batch, lengths, is_fed)
     fed = jnp.concatenate([newest[:, None], jnp.maximum(drafts, 0)], axis=1).reshape(-1)
-    kv, hidden, _ = forward(params, kv, rows, fed, peers, context=context)
-    output = draw(
-        context.architecture.head_params(params),
-        hidden,
-        SampledRows(jnp.repeat(slots, drafter.num_tokens + 1), fed, rows.sampling),
-        allowed,
-        context=context,
-        mode=mode,
-    )
+    kv, hidden = feed(kv, rows, fed)
+    of_slots = jnp.repeat(slots, drafter.num_tokens + 1)
+    output = sample(hidden, SampledRows(of_slots, fed, rows.sampling))
 
     tokens = output.tokens.reshape(is_fed.shape)
     agrees = jnp.cumprod(tokens[:, :-1] == drafts, axis=1, dtype=jnp.int32)
     num_accepted = 1 + agrees.sum(axis=1, dtype=jnp.int32)
     last = jnp.take_along_axis(tokens, num_accepted[:, None] - 1, axis=1)[:, 0]
-    num_gained = jnp.where(lengths > 0, num_accepted, 0)
+    num_gained = jnp.where(runs, num_accepted, 0)
     state = _write(state, slots, lengths, tokens, num_gained)
     state = state._replace(lengths=state.lengths.at[slots].add(num_gained, mode="drop"))
-    is_kept = jnp.arange(drafter.num_tokens + 1) < num_accepted[:, None]
+    is_kept = jnp.arange(drafter.num_tokens + 1) < num_gained[:, None]
     dropped = jnp.where(is_fed, REJECTED, NOT_DRAFTED)
     status = jnp.where(is_kept, output.status.reshape(is_fed.shape), dropped)
     result = pack_output(output._replace(status=status.reshape(-1)))
     result = result.reshape(*is_fed.shape, -1).swapaxes(0, 1)
-    return kv, last_tokens.at[slots].set(last, mode="drop"), state, result
+    last_tokens = last_tokens.at[jnp.where(runs, slots, _BEYOND)].set(last, mode="drop")
+    return (kv, last_tokens, state, left - num_gained), result
 
 
 def _rows(
