@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import math
 import statistics
 import time
 from collections.abc import Iterator, Sequence
@@ -20,7 +19,7 @@ from scripts.speed.report import engine_record
 from scripts.speed.timing import run_workload
 from scripts.speed.workloads import make_workload
 
-_COUNTED_PROMPTS, _COUNTED_TOKENS, _AT_ONCE, _LIKELIEST = 64, 100, 4, 20
+_COUNTED_PROMPTS, _COUNTED_TOKENS, _AT_ONCE, _CROWD, _LIKELIEST = 64, 100, 4, 32, 20
 
 
 @dataclasses.dataclass(frozen=True)
@@ -121,6 +120,8 @@ def crowd_report(model_shape: str, *, engine_arguments: dict[str, Any]) -> dict[
 def agreement_report(*, engine_arguments: dict[str, Any]) -> dict[str, Any]:
     """How many answers of the bundled model differ with drafts, and by how much where they part.
 
+    Beside them, how many differ where more requests run at once: its products round otherwise.
+
     Args:
         engine_arguments: what the user set, with a `speculative_config`.
     """
@@ -168,12 +169,16 @@ def crowd_lines(report: dict[str, Any]) -> list[str]:
 
 def agreement_lines(report: dict[str, Any]) -> list[str]:
     """The report for people."""
-    return [
-        f"{name}: {case['answers']} of {case['of']} answers differ, with {case['accepted']:,} of "
-        f"{case['tokens']:,} tokens from drafts; the largest gap of log-probabilities where two "
-        f"part: {max(case['gaps'], default=0)}"
-        for name, case in report["cases"].items()
-    ]
+    lines = []
+    for name, case in report["cases"].items():
+        lines.append(f"{name}: {case['accepted']:,} of {case['tokens']:,} tokens from drafts")
+        for kind, gaps in case.items():
+            if isinstance(gaps, list):
+                lines.append(
+                    f"  {len(gaps)} of {case['of']} answers {kind}; the tokens' log-probabilities "
+                    f"there are {gaps} apart"
+                )
+    return lines
 
 
 def _vocab_size(model_shape: str | None) -> int:
@@ -237,39 +242,52 @@ def _metric(output: RequestOutput, name: str) -> float:
 
 
 def _differences(llm: LLM, prompts: Sequence[str], params: SamplingParams) -> dict[str, Any]:
-    answers: dict[bool, list[RequestOutput]] = {True: [], False: []}
-    for start in range(0, len(prompts), _AT_ONCE):
-        for is_drafting, each in answers.items():
-            llm.reset_prefix_cache()
-            with _drafting(is_drafting):
-                each += llm.generate(prompts[start : start + _AT_ONCE], params, use_tqdm=False)
-    pairs = zip(answers[True], answers[False], strict=True)
-    gaps = [gap for pair in pairs if (gap := _gap(llm, *pair)) is not None]
+    def ask(num_rows: int, is_drafting: bool) -> list[RequestOutput]:
+        answers: list[RequestOutput] = []
+        llm.reset_prefix_cache()
+        with _drafting(is_drafting):
+            for start in range(0, len(prompts), num_rows):
+                answers += llm.generate(prompts[start : start + num_rows], params, use_tqdm=False)
+        return answers
+
+    plain, drafts, crowd = ask(_AT_ONCE, False), ask(_AT_ONCE, True), ask(_CROWD, False)
     return {
-        "answers": len(gaps),
         "of": len(prompts),
-        "tokens": sum(len(output.outputs[0].token_ids) for output in answers[True]),
-        "accepted": sum(int(_metric(each, "num_accepted_tokens")) for each in answers[True]),
-        "gaps": sorted(gaps),
+        "tokens": sum(len(output.outputs[0].token_ids) for output in drafts),
+        "accepted": sum(int(_metric(each, "num_accepted_tokens")) for each in drafts),
+        "differ with drafts": _differences_of(llm, plain, drafts),
+        f"differ without, {_CROWD} at once": _differences_of(llm, plain, crowd),
     }
 
 
-def _gap(llm: LLM, one: RequestOutput, other: RequestOutput) -> float | None:
-    """How far apart the model's log-probabilities of the first two tokens that differ are.
+def _differences_of(
+    llm: LLM, answers: Sequence[RequestOutput], others: Sequence[RequestOutput]
+) -> list[float | None]:
+    """`_gap` of each pair that differs."""
+    pairs = zip(answers, others, strict=True)
+    places = [(one, other, _parting(one, other)) for one, other in pairs]
+    return [_gap(llm, one, other, place) for one, other, place in places if place is not None]
 
-    None if none do; infinite if one of them isn't among the likeliest.
+
+def _parting(one: RequestOutput, other: RequestOutput) -> int | None:
+    """The number of the first token that differs; None if none does."""
+    pairs = zip(one.outputs[0].token_ids, other.outputs[0].token_ids, strict=True)
+    return next((i for i, (a, b) in enumerate(pairs) if a != b), None)
+
+
+def _gap(llm: LLM, one: RequestOutput, other: RequestOutput, place: int) -> float | None:
+    """How far apart the model's log-probabilities of two tokens at a place are.
+
+    None if one of them isn't among the likeliest: sampled tokens part where the draw is at the edge
+    between two, whose probabilities may differ.
     """
     tokens, others = one.outputs[0].token_ids, other.outputs[0].token_ids
-    pairs = zip(tokens, others, strict=True)
-    place = next((i for i, (a, b) in enumerate(pairs) if a != b), None)
-    if place is None:
-        return None
     before = [*(one.prompt_token_ids or ()), *tokens[:place]]
     likeliest = SamplingParams(temperature=0.0, max_tokens=1, logprobs=_LIKELIEST)
     (scored,) = llm.generate([before], likeliest, use_tqdm=False)
     (found,) = scored.outputs[0].logprobs or [{}]
     if not {tokens[place], others[place]} <= found.keys():
-        return math.inf
+        return None
     return round(abs(found[tokens[place]].logprob - found[others[place]].logprob), 4)
 
 

@@ -3,9 +3,9 @@
 import itertools
 from dataclasses import dataclass, field
 
-_LEAST_GAIN = 0.15
+_LEAST_GAIN = 0.25
 """Accepted drafts a step from which on a step with drafts is worth more than one without."""
-_FIRST_GAIN, _NEXT_GAIN = 0.5, 0.3
+_FIRST_GAIN, _NEXT_GAIN = 0.5, 0.4
 """Accepted drafts a step that a sequence is credited with at first, and after a rest."""
 _MEMORY = 16
 """Steps over which accepted drafts are averaged: a sequence that has gained much may pause."""

@@ -103,6 +103,12 @@ STEPS = {
         5.2,
         _FEW_ROWS,
     ),
+    "speculative_1_by_4": Step(
+        SpeculativeDecodeKey(DecodeShape(1, _WIDTH), "temperature", Drafter(7, 5, 5), 4),
+        252,
+        5.4,
+        _FEW_ROWS,
+    ),
     "speculative_4": Step(
         SpeculativeDecodeKey(DecodeShape(4, _WIDTH), "truncate", Drafter(7, 24, 1, True)),
         329,

@@ -4,7 +4,7 @@ from jaxinfer.serving.requests.draft_record import DraftRecord
 
 
 def drafted_share(gains, num_tokens):
-    """The share of a sequence's steps that draft, whose drafts gain what `gains` says of a place."""
+    """The share of steps that draft, whose drafts gain what `gains` says of a place."""
     record, drafted, steps, known = DraftRecord(), 0, 0, 0
     while known < num_tokens:
         steps += 1
