@@ -7,6 +7,7 @@ from typing import Any
 from jaxinfer.config import EngineConfig
 from jaxinfer.model.checkpoint.hub import resolve_model
 from jaxinfer.model.config import ModelConfig
+from jaxinfer.model.draft_head.files import DraftHead, read_draft_head
 from jaxinfer.model.generation_config import GenerationConfig
 from jaxinfer.model.hf_config import read_config_file
 from jaxinfer.model.hf_overrides import apply_overrides
@@ -59,6 +60,18 @@ def read_classifier(
         return None
     mapping, _ = _config_object(directory, config)
     return read_score_head(directory, mapping, model_config.hidden_size)
+
+
+def read_head_of(config: EngineConfig, model_config: ModelConfig) -> DraftHead | None:
+    """The draft head that `speculative_config` names; None if it names none.
+
+    Raises:
+        ModelLoadError: as of `read_draft_head`.
+    """
+    drafts = config.speculative_config
+    if drafts is None or drafts.model is None:
+        return None
+    return read_draft_head(resolve_model(drafts.model), model_config)
 
 
 def read_tokenizer(directory: Path | None, config: EngineConfig) -> Tokenizer | None:

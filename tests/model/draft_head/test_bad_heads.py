@@ -8,7 +8,8 @@ import pytest
 from jaxinfer.errors import ModelLoadError
 from jaxinfer.model.checkpoint.safetensors_file import read_header, write_file
 from jaxinfer.model.draft_head.config import read_draft_head_config
-from jaxinfer.model.draft_head.weights import read_draft_head, save_draft_head
+from jaxinfer.model.draft_head.files import read_draft_head
+from jaxinfer.model.draft_head.weights import load_draft_head, save_draft_head
 from tests.model import tiny
 from tests.model.draft_head.random_head import head_config, random_head
 
@@ -122,12 +123,12 @@ def _widen(tensors):
 @pytest.mark.parametrize("offset", [-50, 60])
 def test_tokens_outside_of_the_vocabulary(directory, offset):
     changed_tensors(directory, lambda tensors: tensors["d2t"].__setitem__(5, offset))
-    message = refused(directory, lambda *args: read_draft_head(*args).load("float32"))
+    message = refused(directory)
     assert "d2t names token" in message
     assert "the model has 64" in message
 
 
 def test_weights_that_are_no_numbers(directory):
     changed_tensors(directory, lambda tensors: tensors["fc.weight"].__setitem__((0, 0), np.nan))
-    message = refused(directory, lambda *args: read_draft_head(*args).load("float32"))
+    message = refused(directory, lambda *args: load_draft_head(read_draft_head(*args), "float32"))
     assert "fc.weight holds NaN" in message

@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 
 from jaxinfer.model.draft_head.config import read_draft_head_config
+from jaxinfer.model.draft_head.files import read_draft_head
 from jaxinfer.model.draft_head.forward import draft_forward
 from jaxinfer.model.draft_head.layer import features_of, guess
-from jaxinfer.model.draft_head.weights import read_draft_head, save_draft_head
+from jaxinfer.model.draft_head.weights import load_draft_head, save_draft_head
 from jaxinfer.model.forward import forward, residual_stream
 from tests.lazy import torch
 from tests.model import tiny
@@ -43,7 +44,7 @@ def test_a_sequence_of_true_features(tmp_path, options, has_embedding):
     reference = saved(tmp_path, has_embedding=has_embedding, **options)
     head = read_draft_head(tmp_path, MODEL)
     assert head.config == head_config(MODEL, **options)
-    params = head.load("float32")
+    params = load_draft_head(head, "float32")
     token_ids = tiny.token_ids(MODEL, 20)
     states, embeddings = states_of(token_ids)
     if has_embedding:
@@ -74,9 +75,9 @@ def test_a_saved_head_is_read_as_it_was(tmp_path):
     config = head_config(MODEL)
     params = random_head(config, has_embedding=True)
     save_draft_head(params, config, tmp_path)
-    loaded = read_draft_head(tmp_path, MODEL).load("float32")
+    loaded = load_draft_head(read_draft_head(tmp_path, MODEL), "float32")
     jax.tree.map(np.testing.assert_array_equal, loaded, params)
-    narrow = read_draft_head(tmp_path, MODEL).load("bfloat16")
+    narrow = load_draft_head(read_draft_head(tmp_path, MODEL), "bfloat16")
     assert narrow["fc"].dtype == jnp.bfloat16
     assert narrow["token_ids"].dtype == jnp.int32
 
@@ -95,7 +96,9 @@ def test_the_other_names_of_the_layer(tmp_path):
     tensors["t2d"] = torch.zeros(MODEL.vocab_size, dtype=torch.bool)
     safetensors.torch.save_file(tensors, file)
     jax.tree.map(
-        np.testing.assert_array_equal, read_draft_head(tmp_path, MODEL).load("float32"), params
+        np.testing.assert_array_equal,
+        load_draft_head(read_draft_head(tmp_path, MODEL), "float32"),
+        params,
     )
 
 
@@ -108,6 +111,6 @@ def test_a_head_of_the_whole_vocabulary_needs_no_offsets(tmp_path):
     tensors = safetensors.torch.load_file(file)
     assert not tensors.pop("d2t").any()
     safetensors.torch.save_file(tensors, file)
-    loaded = read_draft_head(tmp_path, MODEL).load("float32")
+    loaded = load_draft_head(read_draft_head(tmp_path, MODEL), "float32")
     assert loaded["token_ids"].tolist() == list(range(MODEL.vocab_size))
     assert read_draft_head_config(tmp_path, MODEL) == config
