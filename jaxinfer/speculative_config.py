@@ -28,7 +28,8 @@ class SpeculativeConfig:
         method: "ngram" looks a sequence's latest tokens up in the sequence; "suffix" also in
             answers that the engine gave before and in `corpus`, and drafts no more than it found;
             "eagle3" asks a draft head that was trained for the model.
-        model: directory or hub id of the draft head, for "eagle3", which needs it.
+        model: directory or hub id of the draft head, for "eagle3", which needs it; "bundled" is the
+            head of the bundled model.
         num_speculative_tokens: most drafts of a row in a step, 1 to 15; None is 7, or 3 with a
             head. Read it from `num_drafts`.
         prompt_lookup_max: most of the latest tokens that "ngram" looks up; None is

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxinfer.config import EngineConfig
-from jaxinfer.model.checkpoint.hub import resolve_model
+from jaxinfer.model.checkpoint.hub import BUNDLED_DRAFT_HEAD, BUNDLED_HEAD_NAME, resolve_model
 from jaxinfer.model.config import ModelConfig
 from jaxinfer.model.draft_head.files import DraftHead, read_draft_head
 from jaxinfer.model.generation_config import GenerationConfig
@@ -66,12 +66,14 @@ def read_head_of(config: EngineConfig, model_config: ModelConfig) -> DraftHead |
     """The draft head that `speculative_config` names; None if it names none.
 
     Raises:
-        ModelLoadError: as of `read_draft_head`.
+        ModelLoadError: as of `resolve_model` and `read_draft_head`.
     """
     drafts = config.speculative_config
     if drafts is None or drafts.model is None:
         return None
-    return read_draft_head(resolve_model(drafts.model), model_config)
+    is_bundled = drafts.model == BUNDLED_HEAD_NAME
+    directory = BUNDLED_DRAFT_HEAD if is_bundled else resolve_model(drafts.model)
+    return read_draft_head(directory, model_config)
 
 
 def read_tokenizer(directory: Path | None, config: EngineConfig) -> Tokenizer | None:

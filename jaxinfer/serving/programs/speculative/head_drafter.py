@@ -58,7 +58,8 @@ class HeadDrafter:
         axis: TensorAxis | None,
     ) -> tuple[KVCache, Int32[Array, "B k"]]:
         """Drafts of rows, and the pages with what the head wrote; as of `Drafter`."""
-        head = params[DRAFT_HEAD]
+        head, B = params[DRAFT_HEAD], rows.lengths.shape[0]
+        rows = _two_at_least(rows)
 
         def embed(token_ids: jax.Array) -> jax.Array:
             if "embed_tokens" in head:
@@ -80,7 +81,7 @@ class HeadDrafter:
             lengths = jnp.where(rows.lengths > 0, lengths, 0)
             pages, feature, token_ids = go_on(head, pages, feature, token_ids, lengths)
             drafts.append(token_ids)
-        return (*layers, DraftPages(pages, held.features)), jnp.stack(drafts, axis=1)
+        return (*layers, DraftPages(pages, held.features)), jnp.stack(drafts, axis=1)[:B]
 
     def remember(
         self,
@@ -129,3 +130,9 @@ class HeadDrafter:
         )
         output = finish(head, pair, mixed, self.head)
         return pages, output.fed_back, guess(head, output.normed)
+
+
+def _two_at_least(rows: DraftRows) -> DraftRows:
+    """A single row with padding: XLA compiles a product with one row into slow code."""
+    missing = max(2 - rows.lengths.shape[0], 0)
+    return jax.tree.map(lambda x: jnp.pad(x, [(0, missing)] + [(0, 0)] * (x.ndim - 1)), rows)
