@@ -8,13 +8,14 @@ from typing import Any, Literal, get_args
 
 from jaxinfer.checks import check_integer, check_strings, show
 
-SpeculativeMethod = Literal["ngram", "suffix"]
+SpeculativeMethod = Literal["ngram", "suffix", "eagle3"]
 
 _MOST_DRAFTS = 15
 _LONGEST_LOOKUP = 64
 _MOST_FILES, _LONGEST_PATH = 1024, 4096
 _MOST_CORPUS_TOKENS = 1 << 20
-_NEEDS_WEIGHTS = ("draft_model", "eagle", "eagle3", "medusa", "mlp_speculator", "mtp", "dflash")
+_OTHER_WEIGHTS = ("draft_model", "eagle", "medusa", "mlp_speculator", "mtp", "dflash")
+_DRAFTS_OF_LOOKUP, _DRAFTS_OF_HEAD = 7, 3
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -25,8 +26,12 @@ class SpeculativeConfig:
 
     Attributes:
         method: "ngram" looks a sequence's latest tokens up in the sequence; "suffix" also in
-            answers that the engine gave before and in `corpus`, and drafts no more than it found.
-        num_speculative_tokens: most drafts of a row in a step.
+            answers that the engine gave before and in `corpus`, and drafts no more than it found;
+            "eagle3" asks a draft head that was trained for the model.
+        model: directory or hub id of the draft head, for "eagle3", which needs it; "bundled" is the
+            head of the bundled model.
+        num_speculative_tokens: most drafts of a row in a step, 1 to 15; None is 7, or 3 with a
+            head. Read it from `num_drafts`.
         prompt_lookup_max: most of the latest tokens that "ngram" looks up; None is
             `prompt_lookup_min`, or 5.
         prompt_lookup_min: fewest that must be found; None is `prompt_lookup_max`, or 5.
@@ -41,7 +46,8 @@ class SpeculativeConfig:
     """
 
     method: SpeculativeMethod
-    num_speculative_tokens: int = 7
+    model: str | None = None
+    num_speculative_tokens: int | None = None
     prompt_lookup_max: int | None = None
     prompt_lookup_min: int | None = None
     suffix_decoding_max_tree_depth: int | None = None
@@ -51,7 +57,10 @@ class SpeculativeConfig:
     def __post_init__(self) -> None:
         """Check all fields."""
         _check_method(self.method)
-        self._check("num_speculative_tokens", 1, _MOST_DRAFTS)
+        check_integer(
+            "speculative_config: num_speculative_tokens", self.num_drafts, 1, _MOST_DRAFTS
+        )
+        self._check_model()
         self._check("prompt_lookup_max", 1, _LONGEST_LOOKUP, only="ngram")
         self._check("prompt_lookup_min", 1, _LONGEST_LOOKUP, only="ngram")
         self._check("suffix_decoding_max_tree_depth", 1, _LONGEST_LOOKUP, only="suffix")
@@ -92,7 +101,7 @@ class SpeculativeConfig:
                 f"{show(value)}"
             )
         if "method" in value or "model" in value:
-            _check_method(value.get("method", "draft_model"))
+            _check_method(value.get("method", "draft_model"))  # which vLLM takes it for
         known = [field.name for field in dataclasses.fields(cls)]
         for name in value:
             if name not in known:
@@ -100,8 +109,15 @@ class SpeculativeConfig:
                 hint = f"did you mean {nearest[0]!r}?" if nearest else f"it has {', '.join(known)}"
                 raise TypeError(f"speculative_config has no {show(name)}; {hint}")
         if "method" not in value:
-            raise TypeError("speculative_config needs a method: 'ngram' or 'suffix'")
+            raise TypeError("speculative_config needs a method: 'ngram', 'suffix' or 'eagle3'")
         return cls(**value)
+
+    @property
+    def num_drafts(self) -> int:
+        """Most drafts of a row in a step."""
+        if self.num_speculative_tokens is not None:
+            return self.num_speculative_tokens
+        return _DRAFTS_OF_LOOKUP if self.model is None else _DRAFTS_OF_HEAD
 
     @property
     def longest(self) -> int:
@@ -124,11 +140,29 @@ class SpeculativeConfig:
             return 0
         return 1 << 18 if self.corpus_tokens is None else self.corpus_tokens
 
-    def _check(self, name: str, low: int, high: int, *, only: str = "") -> None:
-        value: Any = getattr(self, name)
-        if value is None and only:  # fields of one method may be left out
+    def _check_model(self) -> None:
+        if self.method == "eagle3" and self.model is None:
+            raise ValueError(
+                "speculative_config: method 'eagle3' needs model, the directory or hub id of a "
+                "draft head that was trained for this model"
+            )
+        if self.model is None:
             return
-        if only and self.method != only:
+        if not isinstance(self.model, str) or not self.model:
+            raise TypeError(
+                f"speculative_config: model must be a directory or a hub id, got {show(self.model)}"
+            )
+        if self.method != "eagle3":
+            raise ValueError(
+                f"speculative_config: model means nothing for method {self.method!r}; leave it "
+                "out, or write method 'eagle3'"
+            )
+
+    def _check(self, name: str, low: int, high: int, *, only: str) -> None:
+        value: Any = getattr(self, name)
+        if value is None:  # fields of one method may be left out
+            return
+        if self.method != only:
             raise ValueError(
                 f"speculative_config: {name} means nothing for method {self.method!r}; leave it out"
             )
@@ -138,7 +172,7 @@ class SpeculativeConfig:
 def _check_method(method: object) -> None:
     if method not in get_args(SpeculativeMethod):
         known = ", ".join(get_args(SpeculativeMethod))
-        hint = "; drafts are made without weights" if method in _NEEDS_WEIGHTS else ""
+        hint = "; of the methods with weights it is 'eagle3'" if method in _OTHER_WEIGHTS else ""
         raise ValueError(
             f"speculative_config: method must be one of {known}, got {show(method)}{hint}"
         )

@@ -1,6 +1,7 @@
 """The forward pass over whole sequences, of any family: for training, scoring and comparison."""
 
 import functools
+from collections.abc import Collection
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +14,7 @@ from jaxinfer.model.config import ModelConfig
 from jaxinfer.model.layer_kind import LayerKind
 from jaxinfer.model.layers.context import Heads, LayerContext, LayerStep, Params, Parts, Rotation
 from jaxinfer.model.layers.decoder import run_layers
+from jaxinfer.model.layers.watching import watching
 
 
 @jax.numpy_rank_promotion("allow")  # whatever a trainer has set for its own code
@@ -47,6 +49,31 @@ def forward(
         ValueError: ``attention_mask`` has another shape, there is no token, or no family has the
             config's name.
     """
+    x, _ = residual_stream(
+        params, config, token_ids, positions=positions, attention_mask=attention_mask, remat=remat
+    )
+    model = architecture_of(config)
+    return model.lm_head(params, model.final_hidden(params, x, config))
+
+
+def residual_stream(
+    params: Params,
+    config: ModelConfig,
+    token_ids: Int[Array, "*batch T"],
+    *,
+    positions: Int[Array, "*batch T"] | None = None,
+    attention_mask: jax.Array | None = None,
+    remat: bool = False,
+    watched: Collection[int] = (),
+) -> tuple[Float[Array, "*batch T E"], dict[int, jax.Array]]:
+    """The residual stream behind the last layer, and as it enters some of the layers.
+
+    Args and errors as of `forward`, but for:
+        watched: indices of layers.
+
+    Returns:
+        The stream, and for each of these layers the one that it reads.
+    """
     if token_ids.size == 0:
         raise ValueError(f"token_ids has shape {token_ids.shape}; forward needs at least one token")
     length = token_ids.shape[-1]
@@ -71,8 +98,9 @@ def forward(
 
     layers, kinds = params["model"]["layers"], model.layer_kinds(config)
     parts = Parts([begin(x)], [rotations], [None])
-    _, x = run_layers(layers, kinds, [None] * len(kinds), parts, step_of)
-    return model.lm_head(params, model.final_hidden(params, x, config))
+    seen: dict[int, jax.Array] = {}
+    _, x = run_layers(layers, kinds, [None] * len(kinds), parts, watching(step_of, watched, seen))
+    return x, seen
 
 
 @jax.named_scope("attention")

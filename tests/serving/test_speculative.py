@@ -154,10 +154,12 @@ def test_after_a_sleep_drafts_are_as_good(plain):
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        ({"method": "eagle3"}, "method must be one of ngram, suffix.*drafts are made without"),
-        ({"method": "draft_model", "model": "x"}, "one of ngram, suffix.*without weights"),
-        ({"model": "x"}, "one of ngram, suffix.*without weights"),
-        ({"method": "ngram", "num_speculative_tokens": None}, "must be an integer"),
+        ({"method": "eagle3"}, "method 'eagle3' needs model, the directory or hub id"),
+        ({"method": "eagle3", "model": 3}, "model must be a directory or a hub id, got 3"),
+        ({"method": "eagle3", "model": "x", "corpus_tokens": 9}, "means nothing for .*'eagle3'"),
+        ({"method": "ngram", "model": "x"}, "model means nothing for method 'ngram'"),
+        ({"method": "draft_model", "model": "x"}, "one of ngram, suffix, eagle3.*it is 'eagle3'"),
+        ({"model": "x"}, "one of ngram, suffix, eagle3, got 'draft_model'"),
         ({"method": "suffix", "corpus_tokens": 1}, "from 2 to"),
         ({"method": "suffix", "corpus_tokens": 0, "corpus": [__file__]}, "corpus needs room"),
         ({"num_speculative_tokens": 3}, "needs a method"),

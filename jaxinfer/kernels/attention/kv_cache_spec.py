@@ -3,14 +3,17 @@
 import collections
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import NamedSharding
+from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxinfer.kernels.attention.page_limit import most_pages
 from jaxinfer.kernels.attention.pages import Pages
+
+_PAGE_AXES = 4  # of keys and of values
 
 
 @dataclass(frozen=True)
@@ -28,16 +31,18 @@ class LayerPages:
 
 @dataclass(frozen=True)
 class KVCacheSpec:
-    """The layout of every layer's pages on the devices.
+    """The layout of every layer's pages on the devices, and of what pages hold besides.
 
-    A block is a page of every leaf of every layer's `Pages`.
+    A block is a page of every leaf of every layer's `Pages`, and of every array beside.
 
     Attributes:
         layers: the contents of pages, layer by layer.
         num_blocks: P.
         block_size: S, tokens in a page.
         dtype: of keys and values in pages, independent of the activations'; int8 has scales, too.
-        sharding: of the pages, split over K alone.
+        sharding: of the layers' pages, split over K alone.
+        beside: for each further entry of the cache, a tree of ``jax.ShapeDtypeStruct``: what it
+            holds of a token, whole on every device.
     """
 
     layers: tuple[LayerPages, ...]
@@ -45,15 +50,23 @@ class KVCacheSpec:
     block_size: int
     dtype: np.dtype
     sharding: NamedSharding
+    beside: tuple[Any, ...] = ()
 
     @property
-    def kv(self) -> tuple[Pages, ...]:
+    def kv(self) -> tuple[Any, ...]:
         """The whole cache, over all devices."""
         return self.blocks(self.num_blocks)
 
-    def blocks(self, count: int) -> tuple[Pages, ...]:
+    def blocks(self, count: int) -> tuple[Any, ...]:
         """Shapes of a number of blocks, as they also travel to and from the host."""
-        return tuple(self._describe(layer, count) for layer in self.layers)
+        layers = [self._describe(layer, count) for layer in self.layers]
+        whole = NamedSharding(self.sharding.mesh, PartitionSpec())
+
+        def pages(token: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
+            shape = (count, self.block_size, *token.shape)
+            return jax.ShapeDtypeStruct(shape, token.dtype, sharding=whole)
+
+        return (*layers, *jax.tree.map(pages, self.beside))
 
     @property
     def block_bytes(self) -> int:
@@ -63,19 +76,19 @@ class KVCacheSpec:
     @property
     def host_block_bytes(self) -> int:
         """Bytes of a block in the host memory of the process whose devices hold most of it."""
-        held: dict[int, set[str]] = collections.defaultdict(set)
-        (first, *_) = self.blocks(1)
-        for device, place in self.sharding.devices_indices_map(first.k.shape).items():
-            held[device.process_index].add(str(place))
-        return self.block_bytes * max(map(len, held.values()))
+        held = collections.Counter[int]()
+        for leaf in jax.tree.leaves(self.blocks(1)):
+            places = leaf.sharding.devices_indices_map(leaf.shape).items()
+            for process in {(device.process_index, str(place)) for device, place in places}:
+                held[process[0]] += _shard_bytes(leaf)
+        return max(held.values())
 
     @property
     def most_blocks(self) -> int:
         """The most blocks that kernels can address, given one device's part of each."""
-        return min(
-            most_pages(self.block_size, self.sharding.shard_shape(pages.k.shape)[2])
-            for pages in self.blocks(1)
-        )
+        leaves = [leaf for leaf in jax.tree.leaves(self.blocks(1)) if len(leaf.shape) == _PAGE_AXES]
+        heads = [leaf.sharding.shard_shape(leaf.shape)[2] for leaf in leaves]
+        return most_pages(self.block_size, max(heads))
 
     def _describe(self, layer: LayerPages, count: int) -> Pages:
         """Shapes of a number of pages of one layer."""

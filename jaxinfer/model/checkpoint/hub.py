@@ -7,6 +7,9 @@ from jaxinfer.errors import ModelLoadError
 from jaxinfer.model.checkpoint.directory_files import TEMPLATES_DIRECTORY
 
 BUNDLED_MODEL = Path(__file__).parents[2] / "assets" / "model"
+BUNDLED_DRAFT_HEAD = BUNDLED_MODEL.with_name("draft_head")
+BUNDLED_HEAD_NAME = "bundled"
+"""The name of the bundled model's draft head where a head is asked for."""
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.\-]*(/[A-Za-z0-9][\w.\-]*)?", re.ASCII)
 # Weights and text files only: no Python, no pickles, no other frameworks' copies.
 HUB_FILES = [

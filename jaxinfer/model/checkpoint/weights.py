@@ -20,7 +20,7 @@ from jaxinfer.model.checkpoint import orbax_files as checkpoint
 from jaxinfer.model.checkpoint.hub import resolve_model as resolve_model
 from jaxinfer.model.checkpoint.parameter_names import flatten, tensor_name, unflatten
 from jaxinfer.model.checkpoint.safetensors_file import TensorEntry, write_file
-from jaxinfer.model.checkpoint.source_plan import FLOATS, Source, check_plan
+from jaxinfer.model.checkpoint.source_plan import FLOATS, Source, SourcePlan, check_plan
 from jaxinfer.model.checkpoint.weight_files import INDEX_FILE, SINGLE_FILE, tensor_entries
 from jaxinfer.model.config import ModelConfig
 from jaxinfer.model.families.table import family_of
@@ -86,6 +86,26 @@ def load_params(
     if config.quantization is not None:
         plan = config.quantization.source_plan(plan)
     check_plan(plan, entries, directory)
+    return unflatten(read_leaves(plan, described, entries, progress))
+
+
+def read_leaves(
+    plan: SourcePlan,
+    described: Mapping[str, jax.ShapeDtypeStruct],
+    entries: Mapping[str, TensorEntry],
+    progress: Progress | None = None,
+) -> dict[str, jax.Array]:
+    """Read the leaves of a checked plan onto devices, one after the other.
+
+    Args:
+        plan: passed by `check_plan`.
+        described: shape, dtype and sharding of each leaf, by path.
+        entries: of the files, by name.
+        progress: as of `load_params`.
+
+    Raises:
+        ModelLoadError: a leaf holds NaN or infinity; names the tensor.
+    """
     sources = {path: [entries[each.name] for each in plan[path].tensors] for path in described}
     total = sum(each.num_bytes for each in {each for own in sources.values() for each in own})
     read: set[TensorEntry] = set()
@@ -98,7 +118,7 @@ def load_params(
             progress(sum(each.num_bytes for each in read), total)
     where = {path: f"{sources[path][0].file}: {plan[path].tensors[0].name}" for path in plan}
     check_sound(sound, where)
-    return unflatten(leaves)
+    return leaves
 
 
 def save_params(params: Mapping[str, Any], config: ModelConfig, directory: str | Path) -> None:

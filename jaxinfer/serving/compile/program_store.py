@@ -19,6 +19,7 @@ import jax.export
 from jaxinfer.kernels.attention.pages import Pages
 from jaxinfer.serving.compile.cache.entries import Entries
 from jaxinfer.serving.programs.programs import Program
+from jaxinfer.serving.programs.speculative.draft_pages import DraftPages
 from jaxinfer.serving.programs.speculative.drafter import DraftState
 from jaxinfer.serving.sampling.layout import LogitEdits, SamplingArrays, SlotState
 
@@ -43,7 +44,7 @@ _TOLD = (
 )
 
 # The only arguments that are more than tuples and dictionaries of arrays.
-for _kind in (Pages, SamplingArrays, SlotState, LogitEdits, DraftState):
+for _kind in (Pages, SamplingArrays, SlotState, LogitEdits, DraftState, DraftPages):
     jax.export.register_namedtuple_serialization(
         _kind, serialized_name=f"jaxinfer.{_kind.__name__}"
     )

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 from jaxinfer.serving.programs.buckets import MOST_FULL_ROWS, MULTI_STEP_ROWS, Buckets, at_least
 from jaxinfer.serving.programs.speculative.drafter import Drafter
-from jaxinfer.speculative_config import SpeculativeConfig
 
 # Contexts up to here take narrow tables where that saves enough: the tables of every row are
 # uploaded with each step, 10 KB a row for contexts of 40,960. For few rows that is nothing, and a
@@ -58,7 +57,7 @@ def choose_buckets(
     num_decode_steps: int = 1,
     weight_bytes: int = 0,
     rows_in_item: int = 0,
-    speculative_config: SpeculativeConfig | None = None,
+    drafter: Drafter | None = None,
 ) -> Buckets:
     """Buckets for an engine: dense on a GPU, few on a CPU, where compiling is what start-up costs.
 
@@ -71,7 +70,7 @@ def choose_buckets(
         num_decode_steps: decode steps of a launch of few rows.
         weight_bytes: of the parameters on a device; large ones get more buckets of tokens.
         rows_in_item: rows whose shared keys the decode kernel reads at once; 0 if it can't.
-        speculative_config: how tokens are drafted; None drafts none.
+        drafter: how tokens are drafted, and how many at most; None drafts none.
     """
     most_rows = max(max_num_seqs, 2)
     most_tokens = max(max_num_batched_tokens, most_rows)
@@ -125,32 +124,20 @@ def choose_buckets(
             if rows_in_item and size >= _SHARING_ROWS[0]
         ),
         rows_in_item=rows_in_item,
-        speculative=_speculative(speculative_config, max_num_seqs),
+        speculative=_speculative(drafter, max_num_seqs),
         speculative_steps=min(num_decode_steps, _MOST_SPECULATIVE_STEPS),
     )
 
 
-def _speculative(
-    config: SpeculativeConfig | None, max_num_seqs: int
-) -> tuple[tuple[int, Drafter], ...]:
+def _speculative(drafter: Drafter | None, max_num_seqs: int) -> tuple[tuple[int, Drafter], ...]:
     """Sizes of steps with drafts, which are for few rows: of many, a step has rows enough."""
-    if config is None:
+    if drafter is None:
         return ()
     sizes = [size for size in _SPECULATIVE_ROWS if size < max_num_seqs]
     if max_num_seqs <= _SPECULATIVE_ROWS[-1]:
         sizes.append(max_num_seqs)
-    return tuple(
-        (
-            rows,
-            Drafter(
-                max(1, min(config.num_speculative_tokens, _MOST_SPECULATIVE_ROWS // rows - 1)),
-                config.longest,
-                config.shortest,
-                as_long_as_match=config.method == "suffix",
-            ),
-        )
-        for rows in sizes
-    )
+    most = [max(1, min(drafter.num_tokens, _MOST_SPECULATIVE_ROWS // rows - 1)) for rows in sizes]
+    return tuple((rows, drafter.of_length(count)) for rows, count in zip(sizes, most, strict=True))
 
 
 def for_pooling(buckets: Buckets) -> Buckets:

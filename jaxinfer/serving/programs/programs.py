@@ -10,14 +10,13 @@ import jax.numpy as jnp
 from jax.sharding import NamedSharding
 
 from jaxinfer.kernels.attention.kv_cache_spec import KVCacheSpec, LayerPages
-from jaxinfer.kernels.attention.pages import Pages
 from jaxinfer.model.families.table import family_of
 from jaxinfer.model.layer_kind import LayerKind
 from jaxinfer.model.sharding import kv_pages_spec, logits_spec, num_page_heads
 from jaxinfer.serving.programs.peer_buffers import describe_peers
 from jaxinfer.serving.programs.sharded import WHOLE, Program, host_sharding, sharded
 from jaxinfer.serving.programs.speculative.drafter import DraftState, DraftTextSizes
-from jaxinfer.serving.programs.steps import Forward, StepContext, feed_last_tokens
+from jaxinfer.serving.programs.steps import Forward, KVCache, StepContext, feed_last_tokens
 from jaxinfer.serving.sampling.layout import (
     EDIT_WIDTH,
     LogitEdits,
@@ -79,10 +78,11 @@ class Programs:
             self.context.block_size,
             self.dtype if self.context.kv_cache_dtype == "auto" else jnp.dtype(jnp.int8),
             NamedSharding(self.context.mesh, kv_pages_spec(self.context.rules)),
+            self.context.loop.beside(self.dtype),
         )
 
     @property
-    def kv(self) -> tuple[Pages, ...]:
+    def kv(self) -> KVCache:
         """Shapes of the whole KV cache."""
         return self.cache.kv
 
@@ -104,7 +104,8 @@ class Programs:
         """Shapes of the texts that drafts are made from; None in an engine without drafts."""
         if self.texts is None:
             return None
-        history = self.whole((self.num_slots, self.texts.history))
+        shape = (self.num_slots, self.texts.history)
+        history = self.whole(shape) if self.texts.history else None
         corpus = self.whole((self.texts.corpus,)) if self.texts.corpus else None
         return DraftState(history, self.whole((self.num_slots,)), corpus)
 

@@ -31,15 +31,32 @@ from jaxinfer.model.layer_kind import LayerKind
 from jaxinfer.model.layers import decoder
 from jaxinfer.model.layers.context import LayerContext, LayerStep, Parts, Rotation
 from jaxinfer.model.sharding import ShardingRules, tensor_parallel_size
+from jaxinfer.serving.programs.layer_loop import LayerLoop
 from jaxinfer.serving.programs.layout import DecodeShape, PrefillShape, SampledRows
 from jaxinfer.serving.programs.step_inputs import StepInputs
 from jaxinfer.serving.programs.token_parts import cut
 from jaxinfer.serving.sampling.custom import CustomSampler, LogitsProcessor
 
-KVCache = tuple[Pages, ...]
-"""The pages of each layer."""
+KVCache = tuple[Any, ...]
+"""The `Pages` of each layer; and behind them what the engine's `LayerLoop` keeps beside."""
 Forward = Callable[..., tuple[KVCache, Array, Array]]
 """The signature of `feed_last_tokens` and its replacements."""
+
+
+@dataclass(frozen=True)
+class EveryLayer:
+    """The loop over layers of an engine without a draft head: it keeps nothing beside."""
+
+    def beside(self, dtype: Any) -> tuple[Any, ...]:
+        """Nothing."""
+        return ()
+
+    def __call__(self, params: Mapping[str, Any], *args: Any, **options: Any) -> Any:
+        """Run `decoder.run_layers`."""
+        return decoder.run_layers(params["model"]["layers"], *args, **options)
+
+
+_EVERY_LAYER = EveryLayer()
 
 
 @dataclass(frozen=True)
@@ -59,6 +76,7 @@ class StepContext:
         max_logprobs: most likeliest tokens that a step reports.
         logprobs_mode: the distribution whose log-probabilities mode "full" reports.
         kv_cache_dtype: the dtype of pages.
+        loop: passes tokens through the layers.
     """
 
     config: ModelConfig
@@ -73,6 +91,7 @@ class StepContext:
     max_logprobs: int = MAX_LOGPROBS
     logprobs_mode: LogprobsMode = "processed_logprobs"
     kv_cache_dtype: KVCacheDType = "auto"
+    loop: LayerLoop = _EVERY_LAYER
 
     @property
     def architecture(self) -> Architecture:
@@ -236,8 +255,8 @@ def run_layers(
     # The barrier keeps XLA from computing cosines again inside every layer.
     rotations = jax.lax.optimization_barrier(rotations)
     step_of = functools.cache(lambda kind: layer_function(kind, context, axis, max_query_len))
-    return decoder.run_layers(
-        params["model"]["layers"],
+    return context.loop(
+        params,
         model.layer_kinds(config),
         kv,
         Parts(residuals, rotations, parts),

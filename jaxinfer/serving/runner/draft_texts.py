@@ -27,6 +27,8 @@ def draft_texts(config: SpeculativeConfig | None, tokenizer: Tokenizer | None) -
     Raises:
         ValueError: a file can't be read as text.
     """
+    if config is not None and config.model is not None:
+        return DraftTexts(reads_texts=False)
     if config is None or tokenizer is None:
         return DraftTexts(config.corpus_size if config else 0)
     texts = [tokenizer.encode(_read(path)) for path in config.corpus]
@@ -64,10 +66,17 @@ class DraftTexts:
     Args:
         corpus_size: C; 0 without a corpus.
         texts: the corpus to begin with, as token ids; the last of them, if they are too many.
+        reads_texts: whether drafts are made from tokens; if not, the device is told lengths alone.
     """
 
-    def __init__(self, corpus_size: int = 0, texts: Iterable[Sequence[int]] = ()) -> None:
-        self._corpus_size = corpus_size
+    def __init__(
+        self,
+        corpus_size: int = 0,
+        texts: Iterable[Sequence[int]] = (),
+        *,
+        reads_texts: bool = True,
+    ) -> None:
+        self._corpus_size, self._reads_texts = corpus_size, reads_texts
         self._first_texts = _latest(texts, corpus_size)
         self.clear()
 
@@ -115,7 +124,8 @@ class DraftTexts:
         length = row.start + row.num_fed
         stop = min(request.num_known_tokens, length)
         self._holders[slot] = _Holder(request, num_admissions, stop)
-        return _writes(slot, start, request.tokens(start, stop), length)
+        tokens = request.tokens(start, stop) if self._reads_texts else ()
+        return _writes(slot, start, tokens, length)
 
     def _end(self, slot: int) -> None:
         """Let a slot's sequence go; its answer is to join the corpus."""

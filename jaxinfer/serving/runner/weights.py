@@ -6,13 +6,16 @@ from typing import Any
 import jax
 
 from jaxinfer.errors import StepError
+from jaxinfer.model.draft_head.weights import DRAFT_HEAD
 from jaxinfer.serving.programs.programs import Programs
 from jaxinfer.serving.runner import host_params, kv_cache
 from jaxinfer.serving.runner.device_params import ParamsWriter, check_like
 
 
 class Weights:
-    """The parameters of a runner.
+    """The parameters of a runner: the model's, and beside them a draft head's.
+
+    The model's may be replaced by others; a draft head stays.
 
     Args:
         params: the parameter tree, placed as `programs` wants it; used without a copy.
@@ -21,13 +24,14 @@ class Weights:
 
     Attributes:
         params: the tree; None while it sleeps.
-        wanted: the required parameters: a tree of `jax.ShapeDtypeStruct` with shardings.
+        wanted: the model's required parameters: a tree of `jax.ShapeDtypeStruct` with shardings.
     """
 
     def __init__(self, params: Mapping[str, Any], programs: Programs, *, owned: bool) -> None:
         self.params: Any = params
-        self.wanted = programs.params
+        self.wanted, self._wanted_beside = _split(programs.params)
         self._owned = owned
+        self._sleeping_beside: Any = {}
         self._sleeping: Any = None
         self._head_of = programs.context.architecture.head_params
 
@@ -39,10 +43,10 @@ class Weights:
     def update(self, params: Mapping[str, Any] | ParamsWriter) -> None:
         """Use other parameters: see `Runner.update_params`."""
         if isinstance(params, ParamsWriter):
-            self.params, self._owned = self._written(params), True
+            self._use(self._written(params), owned=True)
         else:
             check_like(params, self.wanted, placed=True)
-            self.params, self._owned = params, False
+            self._use(params, owned=False)
 
     def sleep(self, *, keep: bool) -> None:
         """Free their memory, if it is owned; with `keep`, a copy stays in host memory.
@@ -50,9 +54,12 @@ class Weights:
         Raises:
             Exception: there is too little host memory; nothing has changed.
         """
-        self._sleeping = host_params.to_host(self.params) if keep else None
+        model, beside = _split(self.params)
+        kept = host_params.to_host(model) if keep else None
+        self._sleeping, self._sleeping_beside = kept, host_params.to_host(beside)
         if self._owned:
-            kv_cache.free(self.params)
+            kv_cache.free(model)
+        kv_cache.free(beside)
         self.params, self._owned = None, False
 
     def wake(self) -> None:
@@ -63,20 +70,36 @@ class Weights:
         """
         if self._sleeping is None:
             return
-        self.params = host_params.to_devices(self._sleeping, self.wanted)
-        self._owned = True
+        self._use(host_params.to_devices(self._sleeping, self.wanted), owned=True)
         kv_cache.free(self._sleeping)
         self._sleeping = None
 
     def close(self) -> None:
         """Forget the parameters, and a copy that sleeps; may be called again."""
         self.params = self._sleeping = None
+        self._sleeping_beside = {}
+
+    def _use(self, model: Mapping[str, Any], *, owned: bool) -> None:
+        """Use other parameters of the model, with those beside it as they are, or were."""
+        if self.params is None:
+            beside = host_params.to_devices(self._sleeping_beside, self._wanted_beside)
+            kv_cache.free(self._sleeping_beside)
+            self._sleeping_beside = {}
+        else:
+            _, beside = _split(self.params)
+        self.params, self._owned = {**model, **beside}, owned
 
     def _written(self, writer: ParamsWriter) -> Mapping[str, Any]:
-        old = self.params if self._owned else None
+        old = _split(self.params)[0] if self._owned else None
         try:
             return writer.write(self.wanted, old)
         except Exception as error:
             if any(leaf.is_deleted() for leaf in jax.tree.leaves(old)):
                 raise StepError(f"the weights were lost while being written: {error}") from error
             raise
+
+
+def _split(params: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The model's part of a tree, and what is beside it."""
+    model = {name: node for name, node in params.items() if name != DRAFT_HEAD}
+    return model, {name: node for name, node in params.items() if name == DRAFT_HEAD}

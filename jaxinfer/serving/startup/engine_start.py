@@ -5,10 +5,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import jax
 from jax.sharding import Mesh
 
 from jaxinfer.config import EngineConfig
+from jaxinfer.model.architecture import activation_dtype
 from jaxinfer.model.config import ModelConfig
+from jaxinfer.model.draft_head.files import DraftHead
+from jaxinfer.model.draft_head.weights import DRAFT_HEAD, load_draft_head
 from jaxinfer.model.sharding import ShardingRules
 from jaxinfer.model.text.tokenizer import Tokenizer
 from jaxinfer.serving.compile.lowering import Lowering
@@ -39,6 +43,7 @@ class StartSettings:
         owns_params: whether the engine alone holds the parameters.
         constraints: makes requests' constraints; None makes none.
         fewest: maps this process's number of KV blocks to the least of all processes.
+        draft_head: the head that drafts; None without one.
     """
 
     model_config: ModelConfig
@@ -51,6 +56,7 @@ class StartSettings:
     owns_params: bool = False
     constraints: ConstraintSource | None = None
     fewest: Callable[[int], int] = int
+    draft_head: DraftHead | None = None
 
 
 def start_engine(
@@ -116,6 +122,11 @@ def start_runner(
     """
     wanted = describe_params(params, setup.model_config, mesh, setup.rules)
     placed = place_params(params, wanted)
+    head = setup.draft_head
+    if head is not None:
+        beside = load_draft_head(head, activation_dtype(wanted), mesh)
+        placed = {**placed, DRAFT_HEAD: beside}
+        wanted[DRAFT_HEAD] = jax.tree.map(_describe, beside)
     plan = plan_engine(
         wanted,
         setup.model_config,
@@ -127,6 +138,7 @@ def start_runner(
         fewest=setup.fewest,
         lowering=lowering,
         devices=devices,
+        draft_head=None if head is None else head.config,
     )
     return Runner(
         placed,
@@ -136,6 +148,10 @@ def start_runner(
         tokenizer=setup.tokenizer,
         owns_params=setup.owns_params,
     )
+
+
+def _describe(leaf: jax.Array) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding)
 
 
 def compile_ahead(started: Sequence[StartedReplica]) -> None:

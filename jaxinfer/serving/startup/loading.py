@@ -57,6 +57,7 @@ from jaxinfer.serving.startup.mesh import announce_devices, choose_mesh, mesh_of
 from jaxinfer.serving.startup.model_files import (
     read_classifier,
     read_generation_config,
+    read_head_of,
     read_model_config,
     read_tokenizer,
     usable_eos_token_ids,
@@ -136,6 +137,7 @@ def _load(config: EngineConfig, source: ModelSource, group: ProcessGroup | None)
         directory = resolve_model(config.model, config.revision)
     model_config = read_model_config(directory, source.model_config, config)
     classifier = read_classifier(directory, model_config, config)
+    draft_head = read_head_of(config, model_config)
     if config.swap_space and config.preemption_mode != "swap":
         say(config, _UNUSED_SWAP_SPACE)
     if source.logits_processor is not None:
@@ -179,6 +181,7 @@ def _load(config: EngineConfig, source: ModelSource, group: ProcessGroup | None)
         owns_params=directory is not None or source.owns_params,
         constraints=constraints,
         fewest=int if group is None else lambda count: min(group.agree("KV blocks", count)),
+        draft_head=draft_head,
     )
     cache = functools.partial(persistent_cache, config.compilation_cache_dir)
     params = source.params or {}

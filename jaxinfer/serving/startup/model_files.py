@@ -5,8 +5,9 @@ from pathlib import Path
 from typing import Any
 
 from jaxinfer.config import EngineConfig
-from jaxinfer.model.checkpoint.hub import resolve_model
+from jaxinfer.model.checkpoint.hub import BUNDLED_DRAFT_HEAD, BUNDLED_HEAD_NAME, resolve_model
 from jaxinfer.model.config import ModelConfig
+from jaxinfer.model.draft_head.files import DraftHead, read_draft_head
 from jaxinfer.model.generation_config import GenerationConfig
 from jaxinfer.model.hf_config import read_config_file
 from jaxinfer.model.hf_overrides import apply_overrides
@@ -59,6 +60,20 @@ def read_classifier(
         return None
     mapping, _ = _config_object(directory, config)
     return read_score_head(directory, mapping, model_config.hidden_size)
+
+
+def read_head_of(config: EngineConfig, model_config: ModelConfig) -> DraftHead | None:
+    """The draft head that `speculative_config` names; None if it names none.
+
+    Raises:
+        ModelLoadError: as of `resolve_model` and `read_draft_head`.
+    """
+    drafts = config.speculative_config
+    if drafts is None or drafts.model is None:
+        return None
+    is_bundled = drafts.model == BUNDLED_HEAD_NAME
+    directory = BUNDLED_DRAFT_HEAD if is_bundled else resolve_model(drafts.model)
+    return read_draft_head(directory, model_config)
 
 
 def read_tokenizer(directory: Path | None, config: EngineConfig) -> Tokenizer | None:

@@ -18,6 +18,7 @@ from jaxinfer.kernels.choice import Backend, choose_backend, compute_capability_
 from jaxinfer.kernels.policy import Kernels
 from jaxinfer.model.architecture import activation_dtype
 from jaxinfer.model.config import ModelConfig
+from jaxinfer.model.draft_head.config import DraftHeadConfig
 from jaxinfer.model.sharding import ShardingRules, tensor_parallel_size
 from jaxinfer.planning.blocks import blocks_on_devices, check_capacity, usable_tokens
 from jaxinfer.profiling.memory.memory_marks import memory_mark
@@ -39,7 +40,10 @@ from jaxinfer.serving.programs.program_set import (
     uses_pages,
 )
 from jaxinfer.serving.programs.programs import Programs
-from jaxinfer.serving.programs.speculative.drafter import DraftTextSizes
+from jaxinfer.serving.programs.speculative.draft_pages import WatchedLayers
+from jaxinfer.serving.programs.speculative.drafter import Drafter, DraftTextSizes
+from jaxinfer.serving.programs.speculative.head_drafter import HeadDrafter
+from jaxinfer.serving.programs.speculative.lookup import LookupDrafter
 from jaxinfer.serving.programs.steps import StepContext
 from jaxinfer.serving.runner.engine_plan import EnginePlan
 from jaxinfer.serving.sampling.sampler import CustomSampler, LogitsProcessor
@@ -71,6 +75,7 @@ def plan_engine(
     fewest: Callable[[int], int] = int,
     lowering: Lowering | None = None,
     devices: Sequence[Any] | None = None,
+    draft_head: DraftHeadConfig | None = None,
 ) -> EnginePlan:
     """Choose kernels and shapes and count the KV blocks; on a GPU this compiles some programs.
 
@@ -86,6 +91,7 @@ def plan_engine(
         fewest: maps this process's number of blocks to the least of all processes.
         lowering: shared with other replicas; None makes the engine's own.
         devices: all replicas' devices, which bound the blocks; the mesh's if None.
+        draft_head: the head that drafts, whose parameters are among the others.
 
     Raises:
         CapacityError: the cache can't hold one full-length request, or has more blocks than kernels
@@ -116,6 +122,8 @@ def plan_engine(
         engine_config.logprobs_mode,
         engine_config.kv_cache_dtype,
     )
+    if draft_head is not None:
+        context = replace(context, loop=WatchedLayers(draft_head))
     # As few blocks as possible until their number is known: temporaries don't depend on it.
     programs = Programs(context, params, 2, engine_config.max_num_seqs + 1)
     devices = mesh.local_devices if devices is None else devices
@@ -132,7 +140,7 @@ def plan_engine(
         num_decode_steps=engine_config.decode_steps(device.platform, weight_bytes),
         weight_bytes=weight_bytes,
         rows_in_item=_rows_in_item(programs),
-        speculative_config=engine_config.speculative_config,
+        drafter=_drafter(context, engine_config, draft_head),
     )
     buckets = shapes(max_model_len=max_model_len)
     if lowering is None:
@@ -199,7 +207,33 @@ def plan_engine(
 
 def _draft_texts(config: EngineConfig, max_model_len: int) -> DraftTextSizes | None:
     drafts = config.speculative_config
-    return None if drafts is None else DraftTextSizes(max_model_len, drafts.corpus_size)
+    if drafts is None:
+        return None
+    return DraftTextSizes(0 if drafts.model else max_model_len, drafts.corpus_size)
+
+
+def _drafter(
+    context: StepContext, config: EngineConfig, head: DraftHeadConfig | None
+) -> Drafter | None:
+    drafts = config.speculative_config
+    if drafts is None:
+        return None
+    if head is None:
+        is_suffix = drafts.method == "suffix"
+        return LookupDrafter(
+            drafts.num_drafts, drafts.longest, drafts.shortest, as_long_as_match=is_suffix
+        )
+    device, layer = context.mesh.local_devices[0], head.layer
+    backend, _ = choose_backend(
+        "xla" if context.kernels.backend == "xla" else "auto",
+        head_dim=layer.head_dim,
+        dtype=context.dtype,
+        block_size=context.block_size,
+        group_size=layer.num_attention_heads // layer.num_key_value_heads,
+        platform=device.platform,
+        compute_capability=compute_capability_of(device),
+    )
+    return HeadDrafter(drafts.num_drafts, head, Kernels(backend))
 
 
 def _shapes(config: EngineConfig, **sizes: Any) -> Buckets:

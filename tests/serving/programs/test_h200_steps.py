@@ -27,7 +27,8 @@ from jaxinfer.serving.programs.peer_buffers import have_peer_buffers
 from jaxinfer.serving.programs.program_set import options_of, program_of
 from jaxinfer.serving.programs.programs import Programs
 from jaxinfer.serving.programs.shared_prefixes import most_items
-from jaxinfer.serving.programs.speculative.drafter import Drafter, DraftTextSizes
+from jaxinfer.serving.programs.speculative.drafter import DraftTextSizes
+from jaxinfer.serving.programs.speculative.lookup import LookupDrafter
 from jaxinfer.serving.programs.steps import StepContext
 from jaxinfer.serving.programs.token_parts import part_sizes
 from jaxinfer.serving.startup.memory import bytes_per_device
@@ -98,19 +99,19 @@ STEPS = {
         SampledDecodeKey(DecodeShape(2, _WIDTH), "temperature", 8), 231, 1.6, _FEW_ROWS
     ),
     "speculative_1": Step(
-        SpeculativeDecodeKey(DecodeShape(1, _WIDTH), "temperature", Drafter(7, 5, 5)),
+        SpeculativeDecodeKey(DecodeShape(1, _WIDTH), "temperature", LookupDrafter(7, 5, 5)),
         242,
         5.2,
         _FEW_ROWS,
     ),
     "speculative_1_by_4": Step(
-        SpeculativeDecodeKey(DecodeShape(1, _WIDTH), "temperature", Drafter(7, 5, 5), 4),
+        SpeculativeDecodeKey(DecodeShape(1, _WIDTH), "temperature", LookupDrafter(7, 5, 5), 4),
         252,
         5.4,
         _FEW_ROWS,
     ),
     "speculative_4": Step(
-        SpeculativeDecodeKey(DecodeShape(4, _WIDTH), "truncate", Drafter(7, 24, 1, True)),
+        SpeculativeDecodeKey(DecodeShape(4, _WIDTH), "truncate", LookupDrafter(7, 24, 1, True)),
         329,
         40,
         _SOME_ROWS,

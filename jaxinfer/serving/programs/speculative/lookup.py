@@ -5,16 +5,68 @@ all matches, and with matches in texts beside the sequence as suffix decoding ha
 (arXiv:2411.04975). On the device it is some passes over a few tokens; no host is asked.
 """
 
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import jax.numpy as jnp
 from jaxtyping import Array, Int32
 
-from jaxinfer.serving.programs.speculative.drafter import Drafter
+from jaxinfer.kernels.collectives.tensor_axis import TensorAxis
+from jaxinfer.model.layers.context import Params
+from jaxinfer.serving.programs.speculative.drafter import NO_DRAFT, DraftRows, DraftState
+from jaxinfer.serving.programs.steps import KVCache, StepContext
 
-NO_DRAFT = -1
-"""In the place of a draft that there is not."""
+_BEYOND = 2**31 - 1  # writes to it are dropped
 _NEVER = -2  # equals no token, nor what stands between texts
+
+
+@dataclass(frozen=True)
+class LookupDrafter:
+    """The `Drafter` that goes on as a text went on that was seen.
+
+    Attributes:
+        num_tokens: k, most drafts of a row in a step.
+        longest: most tokens of a sequence's end that are looked up.
+        shortest: fewest tokens that must be found for a draft.
+        as_long_as_match: whether a draft has at most as many tokens as were found.
+    """
+
+    num_tokens: int
+    longest: int
+    shortest: int
+    as_long_as_match: bool = False
+
+    def of_length(self, num_tokens: int) -> "LookupDrafter":
+        """The same with another k."""
+        return replace(self, num_tokens=num_tokens)
+
+    def draft(
+        self,
+        params: Params,
+        kv: KVCache,
+        rows: DraftRows,
+        state: DraftState,
+        *,
+        context: StepContext,
+        axis: TensorAxis | None,
+    ) -> tuple[KVCache, Int32[Array, "B k"]]:
+        """The pages as they are, and what `find_drafts` finds; as of `Drafter`."""
+        history = state.history.at[rows.slots].get(mode="clip")
+        return kv, find_drafts(history, rows.lengths, state.corpus, self)
+
+    def remember(
+        self,
+        state: DraftState,
+        slots: Int32[Array, " B"],
+        starts: Int32[Array, " B"],
+        tokens: Int32[Array, "B N"],
+        counts: Int32[Array, " B"],
+    ) -> DraftState:
+        """Write the first `counts` tokens of each row into its slot's history, from `starts` on."""
+        steps = jnp.arange(tokens.shape[1], dtype=jnp.int32)
+        places = jnp.where(steps < counts[:, None], starts[:, None] + steps, _BEYOND)
+        history = state.history.at[slots[:, None], places].set(tokens, mode="drop")
+        return state._replace(history=history)
 
 
 class _Match(NamedTuple):
@@ -28,7 +80,7 @@ def find_drafts(
     history: Int32[Array, "B L"],
     lengths: Int32[Array, " B"],
     corpus: Int32[Array, " C"] | None,
-    drafter: Drafter,
+    drafter: LookupDrafter,
 ) -> Int32[Array, "B k"]:
     """Draft the tokens that may follow each row's.
 

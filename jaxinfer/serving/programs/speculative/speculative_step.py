@@ -23,8 +23,13 @@ from jaxtyping import Array, Int32
 
 from jaxinfer.serving.programs.layout import DecodeShape, SampledRows
 from jaxinfer.serving.programs.sample_steps import draw, pack_output
-from jaxinfer.serving.programs.speculative.drafter import CORPUS, Drafter, DraftState
-from jaxinfer.serving.programs.speculative.lookup import NO_DRAFT, find_drafts
+from jaxinfer.serving.programs.speculative.drafter import (
+    CORPUS,
+    NO_DRAFT,
+    Drafter,
+    DraftRows,
+    DraftState,
+)
 from jaxinfer.serving.programs.step_inputs import StepInputs
 from jaxinfer.serving.programs.steps import Forward, KVCache, StepContext, feed_last_tokens
 from jaxinfer.serving.requests.result import NOT_DRAFTED, REJECTED
@@ -68,7 +73,7 @@ def speculative_decode_step(
         context: static.
         shape: the bucket of rows without their drafts; static.
         mode: as in `sample_step`; static.
-        drafter: the rule, with k; static.
+        drafter: what drafts, with k; static.
         num_steps: steps one after the other, each behind what the one before it accepted; static.
         forward: replaces `feed_last_tokens`; static.
 
@@ -80,6 +85,10 @@ def speculative_decode_step(
     """
     batch = shape.split(packed)
     head = context.architecture.head_params(params)
+    axis = context.tensor_axis(peers)
+
+    def draft(kv: KVCache, rows: DraftRows, state: DraftState) -> tuple[KVCache, Array]:
+        return drafter.draft(params, kv, rows, state, context=context, axis=axis)
 
     def feed(kv: KVCache, rows: StepInputs, tokens: Array) -> tuple[KVCache, Array]:
         return forward(params, kv, rows, tokens, peers, context=context)[:2]
@@ -88,7 +97,7 @@ def speculative_decode_step(
         return draw(head, hidden, rows, allowed, context=context, mode=mode)
 
     def one_step(carry: _Carry, _: Any) -> tuple[_Carry, Array]:
-        return _one_step(carry, batch, drafter, feed, sample)
+        return _one_step(carry, batch, drafter, draft, feed, sample)
 
     carry = kv, last_tokens, state, batch.num_tokens
     if num_steps == 1:
@@ -102,6 +111,7 @@ def _one_step(
     carry: _Carry,
     batch: StepInputs,
     drafter: Drafter,
+    draft: Callable[[KVCache, DraftRows, DraftState], tuple[KVCache, Array]],
     feed: Callable[[KVCache, StepInputs, Array], tuple[KVCache, Array]],
     sample: Callable[[Array, SampledRows], StepOutput],
 ) -> tuple[_Carry, Int32[Array, "N B columns"]]:
@@ -110,9 +120,9 @@ def _one_step(
     slots, runs = batch.slots, (batch.context_lens > 0) & (left > 0)
     lengths = jnp.where(runs, state.lengths.at[slots].get(mode="clip"), 0)
     newest = last_tokens.at[slots].get(mode="clip")
-    state = _write(state, slots, lengths - 1, newest[:, None], jnp.minimum(lengths, 1))
-    history = state.history.at[slots].get(mode="clip")
-    drafts = find_drafts(history, lengths, state.corpus, drafter)
+    state = drafter.remember(state, slots, lengths - 1, newest[:, None], jnp.minimum(lengths, 1))
+    candidates = DraftRows(slots, lengths, newest, left, batch.block_tables)
+    kv, drafts = draft(kv, candidates, state)
     steps = jnp.arange(drafter.num_tokens, dtype=jnp.int32)
     drafts = jnp.where(steps < left[:, None] - 1, drafts, NO_DRAFT)
     is_fed = jnp.concatenate([runs[:, None], drafts != NO_DRAFT], axis=1)
@@ -128,7 +138,7 @@ def _one_step(
     num_accepted = 1 + agrees.sum(axis=1, dtype=jnp.int32)
     last = jnp.take_along_axis(tokens, num_accepted[:, None] - 1, axis=1)[:, 0]
     num_gained = jnp.where(runs, num_accepted, 0)
-    state = _write(state, slots, lengths, tokens, num_gained)
+    state = drafter.remember(state, slots, lengths, tokens, num_gained)
     state = state._replace(lengths=state.lengths.at[slots].add(num_gained, mode="drop"))
     is_kept = jnp.arange(drafter.num_tokens + 1) < num_gained[:, None]
     dropped = jnp.where(is_fed, REJECTED, NOT_DRAFTED)
@@ -157,20 +167,6 @@ def _rows(
     )
 
 
-def _write(
-    state: DraftState,
-    slots: Int32[Array, " B"],
-    starts: Int32[Array, " B"],
-    tokens: Int32[Array, "B N"],
-    counts: Int32[Array, " B"],
-) -> DraftState:
-    """Write the first `counts` tokens of each row into its slot's history, from `starts` on."""
-    steps = jnp.arange(tokens.shape[1], dtype=jnp.int32)
-    places = jnp.where(steps < counts[:, None], starts[:, None] + steps, _BEYOND)
-    history = state.history.at[slots[:, None], places].set(tokens, mode="drop")
-    return state._replace(history=history)
-
-
 def write_texts(
     state: DraftState, where: Int32[Array, " 4"], tokens: Int32[Array, " n"]
 ) -> DraftState:
@@ -187,9 +183,10 @@ def write_texts(
     places = jnp.where(steps < count, start + steps, _BEYOND)
     is_slot = slot != CORPUS
     slot = jnp.where(is_slot, slot, _BEYOND)
-    history = state.history.at[slot, places].set(tokens, mode="drop")
     lengths = state.lengths.at[slot].set(length, mode="drop")
-    corpus = state.corpus
+    history, corpus = state.history, state.corpus
+    if history is not None:
+        history = history.at[slot, places].set(tokens, mode="drop")
     if corpus is not None:
         corpus = corpus.at[jnp.where(is_slot, _BEYOND, places)].set(tokens + 1, mode="drop")
     return DraftState(history, lengths, corpus)

@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jaxinfer.serving.programs.speculative.drafter import Drafter
-from jaxinfer.serving.programs.speculative.lookup import find_drafts
+from jaxinfer.serving.programs.speculative.lookup import LookupDrafter, find_drafts
 
 LENGTH, CORPUS = 24, 16
 _find = jax.jit(find_drafts, static_argnames="drafter")
@@ -69,21 +68,21 @@ def search(text, drafter, corpus):
     ],
 )
 def test_what_followed_is_drafted(text, drafts):
-    assert drafts_of([text], Drafter(4, longest=5, shortest=1)) == [drafts]
+    assert drafts_of([text], LookupDrafter(4, longest=5, shortest=1)) == [drafts]
 
 
 def test_a_match_shorter_than_the_shortest_is_none():
     texts = [[1, 2, 3, 9, 2, 3], [5, 1, 2, 3, 9, 1, 2, 3]]
-    assert drafts_of(texts, Drafter(2, longest=5, shortest=3)) == [[], [9, 1]]
+    assert drafts_of(texts, LookupDrafter(2, longest=5, shortest=3)) == [[], [9, 1]]
 
 
 def test_a_draft_is_as_long_as_its_match_where_the_rule_says_so():
-    drafter = Drafter(4, longest=5, shortest=1, as_long_as_match=True)
+    drafter = LookupDrafter(4, longest=5, shortest=1, as_long_as_match=True)
     assert drafts_of([[3, 8, 9, 7, 3], [2, 3, 8, 9, 2, 3]], drafter) == [[8], [8, 9]]
 
 
 def test_a_longer_match_in_the_corpus_wins_and_its_text_ends_the_draft():
-    drafter = Drafter(4, longest=5, shortest=1)
+    drafter = LookupDrafter(4, longest=5, shortest=1)
     corpus = [5, 6, 7, 8, 9, -1, 1, 6, 2, -1]
     assert drafts_of([[6, 3, 5, 6], [1, 6, 3, 1, 6], [9]], drafter, corpus) == [
         [7, 8, 9],
@@ -101,9 +100,9 @@ tokens = st.integers(0, 3)
     corpus=st.none() | st.lists(st.integers(-1, 3), max_size=CORPUS),
     drafter=st.sampled_from(
         [
-            Drafter(4, 3, 1),
-            Drafter(2, 5, 2),
-            Drafter(6, 4, 1, as_long_as_match=True),
+            LookupDrafter(4, 3, 1),
+            LookupDrafter(2, 5, 2),
+            LookupDrafter(6, 4, 1, as_long_as_match=True),
         ]
     ),
 )
