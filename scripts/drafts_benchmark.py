@@ -2,7 +2,7 @@
 
 python scripts/drafts_benchmark.py --model-shape 8b --speculative-config '{"method": "ngram"}'
 python scripts/drafts_benchmark.py --crowd --model-shape 0.6b
-python scripts/drafts_benchmark.py --agreement
+python scripts/drafts_benchmark.py --answers --speculative-config '{"method": "eagle3", ...}'
 """
 
 import argparse
@@ -33,9 +33,12 @@ def build_parser() -> argparse.ArgumentParser:
     other = parser.add_mutually_exclusive_group()
     other.add_argument("--crowd", action="store_true", help="W1 with drafts and without, instead")
     other.add_argument(
-        "--agreement",
+        "--answers",
         action="store_true",
         help="the bundled model's answers with drafts and without, instead",
+    )
+    other.add_argument(
+        "--groups", action="store_true", help="its groups of samples for one prompt, instead"
     )
     parser.add_argument(
         "--output-directory", type=Path, help="instead of benchmarks/results/ (for trials)"
@@ -48,8 +51,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Measure, print a table and write a record."""
     parser = build_parser()
     arguments = parser.parse_args(argv)
-    if (arguments.model_shape is None) != arguments.agreement:
-        parser.error("give --model-shape, or --agreement, which has the bundled model")
+    if (arguments.model_shape is None) != (arguments.answers or arguments.groups):
+        parser.error("give --model-shape, or --answers or --groups, which have the bundled model")
     return run_command("drafts_benchmark", lambda: _run(arguments))
 
 
@@ -70,12 +73,15 @@ def _measured(
     arguments: argparse.Namespace, settings: dict[str, Any]
 ) -> tuple[str, dict[str, Any], list[str]]:
     """The kind of the record, the record and its lines."""
-    from scripts.drafts import measure
+    from scripts.drafts import bundled, measure
 
-    shape = arguments.model_shape
-    if arguments.agreement:
-        report = measure.agreement_report(engine_arguments=settings)
-        return "drafts-agreement-bundled", report, measure.agreement_lines(report)
+    shape, method = arguments.model_shape, settings["speculative_config"]["method"]
+    if arguments.answers:
+        report = bundled.answers_report(engine_arguments=settings)
+        return f"drafts-answers-{method}-bundled", report, bundled.answers_lines(report)
+    if arguments.groups:
+        report = bundled.groups_report(engine_arguments=settings)
+        return f"drafts-groups-{method}-bundled", report, bundled.groups_lines(report)
     if arguments.crowd:
         report = measure.crowd_report(shape, engine_arguments=settings)
         return f"drafts-crowd-{shape}", report, measure.crowd_lines(report)
@@ -87,7 +93,6 @@ def _measured(
         output_len=arguments.output_len,
         repeats=arguments.repeats,
     )
-    method = settings["speculative_config"]["method"]
     return f"drafts-{method}-{shape}", report, measure.drafts_lines(report)
 
 

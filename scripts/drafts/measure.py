@@ -14,12 +14,9 @@ from jaxinfer.model.checkpoint.hub import BUNDLED_MODEL
 from jaxinfer.planning.named_shapes import shape_config
 from jaxinfer.serving.scheduler.speculation import SpeculativePlanner
 from scripts.drafts.texts import KINDS, Text, make_texts, scripted_sampler
-from scripts.evaluation.items.mixture import held_out_items
 from scripts.speed.report import engine_record
 from scripts.speed.timing import run_workload
 from scripts.speed.workloads import make_workload
-
-_COUNTED_PROMPTS, _COUNTED_TOKENS, _AT_ONCE, _CROWD, _LIKELIEST = 64, 100, 4, 32, 20
 
 
 @dataclasses.dataclass(frozen=True)
@@ -106,7 +103,7 @@ def crowd_report(model_shape: str, *, engine_arguments: dict[str, Any]) -> dict[
         for repeat in range(-1, 2):
             for name, each in seconds.items():
                 llm.reset_prefix_cache()
-                with _drafting(name == "drafts"):
+                with drafting(name == "drafts"):
                     taken = run_workload(llm, make_workload("W1", repeat, vocab_size=10_000))
                 if repeat >= 0:
                     each.append(taken.seconds)
@@ -115,29 +112,6 @@ def crowd_report(model_shape: str, *, engine_arguments: dict[str, Any]) -> dict[
             "num_compilations": llm.num_compilations - compiled,
             **engine_record(llm, model_shape),
         }
-
-
-def agreement_report(*, engine_arguments: dict[str, Any]) -> dict[str, Any]:
-    """How many answers of the bundled model differ with drafts, and by how much where they part.
-
-    Beside them, how many differ where more requests run at once: its products round otherwise.
-
-    Args:
-        engine_arguments: what the user set, with a `speculative_config`.
-    """
-    stories = [item.prompt + item.answer for item in held_out_items("story", _COUNTED_PROMPTS)]
-    prompts = [story[: len(story) // 2] for story in stories]
-    cases: dict[str, Any] = {}
-    with LLM(**engine_arguments) as llm:
-        for temperature in (0.0, 0.9):
-            params = SamplingParams(
-                temperature=temperature,
-                max_tokens=_COUNTED_TOKENS,
-                ignore_eos=True,
-                seed=1,
-            )
-            cases[f"temperature {temperature}"] = _differences(llm, prompts, params)
-        return {"cases": cases, **engine_record(llm, None)}
 
 
 def drafts_lines(report: dict[str, Any]) -> list[str]:
@@ -167,20 +141,6 @@ def crowd_lines(report: dict[str, Any]) -> list[str]:
     ]
 
 
-def agreement_lines(report: dict[str, Any]) -> list[str]:
-    """The report for people."""
-    lines = []
-    for name, case in report["cases"].items():
-        lines.append(f"{name}: {case['accepted']:,} of {case['tokens']:,} tokens from drafts")
-        for kind, gaps in case.items():
-            if isinstance(gaps, list):
-                lines.append(
-                    f"  {len(gaps)} of {case['of']} answers {kind}; the tokens' log-probabilities "
-                    f"there are {gaps} apart"
-                )
-    return lines
-
-
 def _vocab_size(model_shape: str | None) -> int:
     if model_shape is None:
         return ModelConfig.from_directory(BUNDLED_MODEL).vocab_size
@@ -192,7 +152,7 @@ def _case(llm: LLM, texts: Sequence[Text], first: int, repeats: int) -> dict[str
     runs: dict[str, list[Run]] = {"plain": [], "drafts": []}
     for repeat in range(repeats + 1):
         for name, each in runs.items():
-            with _drafting(name == "drafts"):
+            with drafting(name == "drafts"):
                 run = _run(llm, texts, first)
             if repeat:
                 each.append(run)
@@ -220,8 +180,8 @@ def _run(llm: LLM, texts: Sequence[Text], first: int) -> Run:
         if list(output.outputs[0].token_ids) != list(text.answer):
             raise RuntimeError(f"request {output.request_id} did not answer its text")
     tokens = [len(text.answer) for text in texts]
-    tpots = [_metric(output, "tpot") for output in outputs]
-    gains = [_metric(output, "num_accepted_tokens") for output in outputs]
+    tpots = [metric(output, "tpot") for output in outputs]
+    gains = [metric(output, "num_accepted_tokens") for output in outputs]
     steps = [count - 1 - gain for count, gain in zip(tokens, gains, strict=True)]
     step_times = [
         tpot * (count - 1) / n for tpot, count, n in zip(tpots, tokens, steps, strict=True)
@@ -234,65 +194,20 @@ def _run(llm: LLM, texts: Sequence[Text], first: int) -> Run:
     )
 
 
-def _metric(output: RequestOutput, name: str) -> float:
+def metric(output: RequestOutput, name: str) -> float:
+    """A value of a request's metrics.
+
+    Raises:
+        RuntimeError: there is none.
+    """
     value = getattr(output.metrics, name)
     if value is None:
         raise RuntimeError(f"request {output.request_id} has no {name}")
     return value
 
 
-def _differences(llm: LLM, prompts: Sequence[str], params: SamplingParams) -> dict[str, Any]:
-    def ask(num_rows: int, is_drafting: bool) -> list[RequestOutput]:
-        answers: list[RequestOutput] = []
-        llm.reset_prefix_cache()
-        with _drafting(is_drafting):
-            for start in range(0, len(prompts), num_rows):
-                answers += llm.generate(prompts[start : start + num_rows], params, use_tqdm=False)
-        return answers
-
-    plain, drafts, crowd = ask(_AT_ONCE, False), ask(_AT_ONCE, True), ask(_CROWD, False)
-    return {
-        "of": len(prompts),
-        "tokens": sum(len(output.outputs[0].token_ids) for output in drafts),
-        "accepted": sum(int(_metric(each, "num_accepted_tokens")) for each in drafts),
-        "differ with drafts": _differences_of(llm, plain, drafts),
-        f"differ without, {_CROWD} at once": _differences_of(llm, plain, crowd),
-    }
-
-
-def _differences_of(
-    llm: LLM, answers: Sequence[RequestOutput], others: Sequence[RequestOutput]
-) -> list[float | None]:
-    """`_gap` of each pair that differs."""
-    pairs = zip(answers, others, strict=True)
-    places = [(one, other, _parting(one, other)) for one, other in pairs]
-    return [_gap(llm, one, other, place) for one, other, place in places if place is not None]
-
-
-def _parting(one: RequestOutput, other: RequestOutput) -> int | None:
-    """The number of the first token that differs; None if none does."""
-    pairs = zip(one.outputs[0].token_ids, other.outputs[0].token_ids, strict=True)
-    return next((i for i, (a, b) in enumerate(pairs) if a != b), None)
-
-
-def _gap(llm: LLM, one: RequestOutput, other: RequestOutput, place: int) -> float | None:
-    """How far apart the model's log-probabilities of two tokens at a place are.
-
-    None if one of them isn't among the likeliest: sampled tokens part where the draw is at the edge
-    between two, whose probabilities may differ.
-    """
-    tokens, others = one.outputs[0].token_ids, other.outputs[0].token_ids
-    before = [*(one.prompt_token_ids or ()), *tokens[:place]]
-    likeliest = SamplingParams(temperature=0.0, max_tokens=1, logprobs=_LIKELIEST)
-    (scored,) = llm.generate([before], likeliest, use_tqdm=False)
-    (found,) = scored.outputs[0].logprobs or [{}]
-    if not {tokens[place], others[place]} <= found.keys():
-        return None
-    return round(abs(found[tokens[place]].logprob - found[others[place]].logprob), 4)
-
-
 @contextlib.contextmanager
-def _drafting(is_drafting: bool) -> Iterator[None]:
+def drafting(is_drafting: bool) -> Iterator[None]:
     """Plan no step with drafts unless there are to be."""
     if is_drafting:
         yield

@@ -3,6 +3,7 @@ however it batches: a few of the settings that test_batching_invariance.py cross
 
 import pytest
 
+from jaxinfer import Counter
 from tests.gpu.bundled import SETTINGS
 from tests.gpu.exact import engine, expected_tokens, greedy_tokens
 from tests.gpu.internals import num_preemptions
@@ -17,12 +18,21 @@ def test_greedy_tokens_equal_a_plain_loop_over_forward(setting):
         assert setting.tight == bool(num_preemptions(llm))
 
 
-@pytest.mark.parametrize("method", ["ngram", "suffix"])
-def test_drafts_change_no_token(method):
-    config = {"method": method, "num_speculative_tokens": 7}
-    if method == "ngram":
-        config["prompt_lookup_min"] = 1
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"method": "ngram", "prompt_lookup_min": 1},
+        {"method": "suffix"},
+        {"method": "eagle3", "model": "bundled"},
+    ],
+    ids=str,
+)
+def test_drafts_change_no_token(config):
     with engine(SETTINGS[3], speculative_config=config) as llm:
         assert greedy_tokens(llm) == expected_tokens()
-        counts = {each.name: each for each in llm.get_metrics()}
-        assert counts["jaxinfer:spec_decode_num_accepted_tokens"].value > 0
+        (accepted,) = (
+            each.value
+            for each in llm.get_metrics()
+            if isinstance(each, Counter) and each.name.endswith("num_accepted_tokens")
+        )
+        assert accepted > 0

@@ -85,13 +85,14 @@ def find_drafts(
     """Draft the tokens that may follow each row's.
 
     The longest run of a row's latest tokens that occurs earlier in the row, or anywhere in the
-    corpus, gives the tokens behind it; of equally long ones the last in the row, or else in the
-    corpus. A row that repeats itself up to its end goes on repeating itself.
+    corpus or in the rows beside it, gives the tokens behind it; of equally long ones the last in
+    the row, or else in the last of the others, or else in the corpus. A row that repeats itself up
+    to its end goes on repeating itself.
 
     Args:
         history: each row's tokens by position.
         lengths: their numbers; 0 for padding.
-        corpus: as of `DraftState`; None without.
+        corpus: as of `DraftState`; None without, and then no row is searched for another.
         drafter: the rule; static.
 
     Returns:
@@ -105,10 +106,11 @@ def find_drafts(
     drafts = jnp.take_along_axis(history, places, axis=1, mode="clip")
     found = own.length
     if corpus is not None:
-        corpus = corpus - 1
-        ends = jnp.full_like(lengths, corpus.shape[0] - 1)
-        other = _longest_match(corpus[None], ends, latest)
-        behind = corpus.at[other.end[:, None] + 1 + steps].get(mode="fill", fill_value=NO_DRAFT)
+        texts = _others(history, lengths, corpus)
+        ends = jnp.full_like(lengths, texts.shape[1] - 1)
+        other = _longest_match(texts, ends, latest)
+        places = other.end[:, None] + 1 + steps
+        behind = jnp.take_along_axis(texts, places, axis=1, mode="fill", fill_value=NO_DRAFT)
         drafts = jnp.where((other.length > own.length)[:, None], behind, drafts)
         found = jnp.maximum(own.length, other.length)
     most = jnp.where(found >= drafter.shortest, drafter.num_tokens, 0)
@@ -116,6 +118,24 @@ def find_drafts(
         most = jnp.minimum(most, found)
     is_draft = (steps < most[:, None]) & (drafts >= 0)
     return jnp.where(jnp.cumprod(is_draft, axis=1, dtype=jnp.int32) > 0, drafts, NO_DRAFT)
+
+
+def _others(
+    history: Int32[Array, "B L"], lengths: Int32[Array, " B"], corpus: Int32[Array, " C"]
+) -> Int32[Array, "B M"]:
+    """For each row the corpus and the sequences of the other rows, `NO_DRAFT` where there is none.
+
+    A row of its own sequence, which would be its longest match, has nothing.
+    """
+    B, L = history.shape
+    shared = jnp.broadcast_to(corpus - 1, (B, corpus.shape[0]))
+    if B == 1:
+        return shared
+    rows, places = jnp.arange(B, dtype=jnp.int32), jnp.arange(L, dtype=jnp.int32)
+    known = jnp.where(places < lengths[:, None], history, NO_DRAFT)
+    known = jnp.pad(known, ((0, 0), (1, 0)), constant_values=NO_DRAFT)  # none goes on as the next
+    beside = jnp.where((rows[:, None] == rows)[..., None], NO_DRAFT, known)
+    return jnp.concatenate([shared, beside.reshape(B, B * (L + 1))], axis=1)
 
 
 def _latest(

@@ -28,12 +28,23 @@ def drafts_of(texts, drafter, corpus=None):
     return [[token for token in row if token >= 0] for row in found]
 
 
-def search(text, drafter, corpus):
+def others_of(row, texts, corpus):
+    """What a row is searched for in beside its own text."""
+    if corpus is None:
+        return []
+    others = corpus + [-1] * (CORPUS - len(corpus))
+    for other, text in enumerate(texts):
+        text = [] if other == row else text
+        others += [-1, *text, *[-1] * (LENGTH - len(text))]
+    return others
+
+
+def search(text, drafter, others):
     """The same, by trying every place."""
     best = (0, -1, None)
-    for where, tokens in ((1, text), (0, corpus or [])):
-        # Behind the end of a row, and of a full corpus, nothing follows.
-        stop = len(tokens) - 1 if where == 1 else min(len(tokens), CORPUS - 1)
+    for where, tokens in ((1, text), (0, others)):
+        # Behind the end of a row, and of all others, nothing follows.
+        stop = len(tokens) - 1
         for end in range(stop):
             count = 0
             while (
@@ -51,7 +62,7 @@ def search(text, drafter, corpus):
     if where == 1:
         period = len(text) - 1 - end
         return [text[end + 1 + i % period] for i in range(most)]
-    following = (corpus + [-1] * LENGTH)[end + 1 : end + 1 + most]
+    following = (others + [-1] * LENGTH)[end + 1 : end + 1 + most]
     return following[: following.index(-1)] if -1 in following else following
 
 
@@ -91,6 +102,12 @@ def test_a_longer_match_in_the_corpus_wins_and_its_text_ends_the_draft():
     ]
 
 
+def test_rows_draft_from_each_other_where_there_is_a_corpus():
+    drafter, texts = LookupDrafter(4, longest=5, shortest=1), [[9, 1, 2, 3, 4], [7, 7, 1, 2]]
+    assert drafts_of(texts, drafter, []) == [[], [3, 4]]
+    assert drafts_of(texts, drafter) == [[], []]
+
+
 tokens = st.integers(0, 3)
 
 
@@ -107,5 +124,7 @@ tokens = st.integers(0, 3)
     ),
 )
 def test_a_search_of_every_place_finds_the_same(texts, corpus, drafter):
-    expected = [search(text, drafter, corpus) for text in texts]
+    expected = [
+        search(text, drafter, others_of(row, texts, corpus)) for row, text in enumerate(texts)
+    ]
     assert drafts_of(texts, drafter, corpus) == expected
