@@ -11,6 +11,7 @@ from jaxinfer.cli.flags.parser import (
     CommandParser,
     comma_separated_integers,
     given,
+    json_object,
     positive_integer,
 )
 from jaxinfer.cli.process import FAILED, OK, end_process, run_command
@@ -36,6 +37,7 @@ _SIZES = {
     "max_num_batched_tokens": _COUNT,
     "block_size": _COUNT,
     "kv_cache_dtype": {},
+    "speculative_config": {"type": json_object, "metavar": "JSON"},
 }
 """Fields of `EngineConfig` that are flags, and how they are read."""
 _MAX_NUM_SEQS = "256, or the largest batch"

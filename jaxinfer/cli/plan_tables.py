@@ -9,6 +9,7 @@ from jaxinfer.profiling.figures import aligned, share_text
 
 _GIB = 2**30
 _WIDTH = 96
+_DRAFTS = "tokens that they are made from; fewer with a lower --max-model-len"
 _CONTEXTS = (1024, 4096, 16_384, 32_768, 131_072)
 
 
@@ -114,6 +115,7 @@ def _memory(plan: Plan) -> Iterator[str]:
         ("weights", _gib(memory.weight_bytes), ""),
         ("largest step", _gib(memory.step_bytes), "an estimate; the engine compiles it to know"),
         ("slots", _gib(memory.slot_bytes), "token counts, for penalties"),
+        *([("drafts", _gib(memory.draft_bytes), _DRAFTS)] if memory.draft_bytes else []),
         ("KV cache", _gib(memory.kv_bytes), blocks if memory.num_kv_blocks else "no room"),
     ]
     yield from aligned([("memory of each device", "GiB", ""), *rows], last_left=True)

@@ -23,6 +23,10 @@ from jaxinfer.planning.times import Time, Timing, recorded_overheads
 DEFAULT_CONTEXT = 2048
 DEFAULT_BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 DTYPES = ("bfloat16", "float16")
+_DRAFTS = (
+    "Times are those without drafts: a step with some takes a little longer, and gives a token and "
+    "as many more as were guessed right."
+)
 _MOST_TOKENS = 1 << 24
 _MOST_SEQUENCES = 1 << 16
 
@@ -126,8 +130,8 @@ def plan(
         context: tokens of each sequence; None is 2,048, or the model's limit if that is less.
         batches: numbers of sequences to plan for; None takes powers of 2 up to 256 that fit.
         engine: sizes of `EngineConfig`: `max_num_seqs` (at least the largest batch if it is left
-            out), `max_num_batched_tokens`, `block_size`, `gpu_memory_utilization`; and
-            `kv_cache_dtype`.
+            out), `max_num_batched_tokens`, `block_size`, `gpu_memory_utilization`;
+            `kv_cache_dtype`; and `speculative_config`, without a draft head.
 
     Returns:
         The plan. One that does not fit is a plan, too: see `Plan.fits` and `Plan.remedies`.
@@ -181,7 +185,7 @@ def plan(
             for rows in batches
         ),
         remedies=remedies(shape, chip, dtype, config, rows=max(batches), context=context),
-        notes=tuple(_notes(timing, dtype)),
+        notes=(*_notes(timing, dtype), *([_DRAFTS] if config.speculative_config else [])),
     )
 
 

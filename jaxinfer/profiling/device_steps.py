@@ -9,8 +9,8 @@ from jaxinfer.profiling.trace.xplane import KernelEvent
 
 Programs = Mapping[str, tuple[str, Mapping[str, str | None]]]
 """By key as in `StepFacts.programs`: the module's name, and the parts of its instructions."""
-_WITH_SAMPLER = "jit_sampled_decode"
-_FORWARD = ("jit_prefill", "jit_decode", _WITH_SAMPLER)
+_WITH_SAMPLER = ("jit_sampled_decode", "jit_speculative_decode")
+_FORWARD = ("jit_prefill", "jit_decode", *_WITH_SAMPLER)
 
 
 class PartEvent(NamedTuple):

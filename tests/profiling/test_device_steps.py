@@ -32,12 +32,13 @@ def test_runs_with_numbers_are_told_apart_though_their_kernels_mix():
     assert [each.event.start_ns for each in second.kernels] == [20]
 
 
-def test_runs_without_numbers_of_one_program_begin_where_its_first_instruction_comes_again():
+@pytest.mark.parametrize("module", ["jit_sampled_decode_step", "jit_speculative_decode_step"])
+def test_runs_without_numbers_of_one_program_begin_where_its_first_instruction_comes_again(module):
     def run(start):
         return [
-            KernelEvent("Memset 3", "dot.1", "jit_sampled_decode_step", 0, start, 1),
-            KernelEvent("dot.1", "dot.1", "jit_sampled_decode_step", 0, start + 2, 10),
-            KernelEvent("copy", "copy", "jit_sampled_decode_step", 0, start + 20, 10),
+            KernelEvent("Memset 3", "dot.1", module, 0, start, 1),
+            KernelEvent("dot.1", "dot.1", module, 0, start + 2, 10),
+            KernelEvent("copy", "copy", module, 0, start + 20, 10),
             KernelEvent("MemcpyH2D", "", "", 0, start + 40, 5),
         ]
 

@@ -6,14 +6,13 @@ the parsed arguments: defaults and texts live in `EngineConfig` alone.
 
 import argparse
 import dataclasses
-import json
 import typing
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
 from jaxinfer.cli.flags.fields import add_field_flag, flag_of
-from jaxinfer.cli.flags.parser import given
+from jaxinfer.cli.flags.parser import given, json_object
 from jaxinfer.cli.flags.process import add_process_flags
 from jaxinfer.config import VLLM_DTYPES, DType, EngineConfig
 
@@ -66,16 +65,6 @@ def engine_arguments(namespace: argparse.Namespace) -> dict[str, Any]:
     return given(namespace, ENGINE_FIELDS)
 
 
-def _json_object(text: str) -> dict[str, Any]:
-    try:
-        value = json.loads(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(f"not JSON ({error}): {text}") from None
-    if not isinstance(value, dict):
-        raise argparse.ArgumentTypeError(f"not a JSON object: {text}")
-    return value
-
-
 def _size(text: str) -> int:
     """A number of tokens, as vLLM writes it: 32k is 32,000 and 32K is 32,768.
 
@@ -94,8 +83,8 @@ def _size(text: str) -> int:
 
 _READ: Mapping[str, Mapping[str, Any]] = {
     "skip_tokenizer_init": {"action": "store_true"},
-    "hf_overrides": {"type": _json_object, "metavar": "JSON"},
-    "speculative_config": {"type": _json_object, "metavar": "JSON"},
+    "hf_overrides": {"type": json_object, "metavar": "JSON"},
+    "speculative_config": {"type": json_object, "metavar": "JSON"},
     "dtype": {"choices": (*typing.get_args(DType), *VLLM_DTYPES)},
     "max_model_len": {"type": _size},
     "max_num_batched_tokens": {"type": _size},

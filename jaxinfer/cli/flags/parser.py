@@ -1,8 +1,9 @@
 """The argument parser of every command: one-line errors, and flags that stay unset by default."""
 
 import argparse
+import json
 import sys
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from jaxinfer.cli.process import USAGE
 
@@ -34,6 +35,21 @@ class CommandParser(argparse.ArgumentParser):
 def given(namespace: argparse.Namespace, names: frozenset[str]) -> dict[str, object]:
     """The flags among `names` that the user wrote; the library has the defaults of the others."""
     return {name: value for name, value in vars(namespace).items() if name in names}
+
+
+def json_object(text: str) -> dict[str, Any]:
+    """A flag's JSON object.
+
+    Raises:
+        argparse.ArgumentTypeError: it is none.
+    """
+    try:
+        value = json.loads(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"not JSON ({error}): {text}") from None
+    if not isinstance(value, dict):
+        raise argparse.ArgumentTypeError(f"not a JSON object: {text}")
+    return value
 
 
 def comma_separated_integers(text: str) -> list[int]:
