@@ -9,7 +9,7 @@ from jaxinfer.model.draft_head.files import read_draft_head
 from scripts.draft_head.__main__ import MAX_BYTES, head_config
 from scripts.draft_head.acceptance import tokens_a_step
 
-LEAST_TOKENS_A_STEP = 2.2
+LEAST_TOKENS_A_STEP = 2.9
 """Of at most four, with three drafts."""
 
 
@@ -21,7 +21,7 @@ def test_the_files_are_small_and_fit_the_model():
     assert sum(file.stat().st_size for file in BUNDLED_DRAFT_HEAD.iterdir()) <= MAX_BYTES
 
 
-def test_a_step_gives_more_than_two_tokens():
+def test_a_step_gives_some_tokens_more():
     found = tokens_a_step("bundled", count=4)
     print(found)
     assert found["all"] >= LEAST_TOKENS_A_STEP
