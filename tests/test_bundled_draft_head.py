@@ -23,7 +23,6 @@ def test_the_files_are_small_and_fit_the_model():
 
 def test_a_step_gives_some_tokens_more():
     found = tokens_a_step("bundled", count=4)
-    print(found)
     assert found["all"] >= LEAST_TOKENS_A_STEP
 
 

@@ -28,7 +28,7 @@ def test_greedy_tokens_equal_a_plain_loop_over_forward(setting):
     ids=str,
 )
 def test_drafts_change_no_token(config):
-    with engine(SETTINGS[3], speculative_config=config) as llm:
+    with engine(SETTINGS[1], speculative_config=config) as llm:
         assert greedy_tokens(llm) == expected_tokens()
         (accepted,) = (
             each.value
