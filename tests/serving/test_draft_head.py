@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from jaxinfer import SamplingParams
+from jaxinfer.errors import ModelLoadError
 from jaxinfer.model.draft_head.files import read_draft_head
 from jaxinfer.model.draft_head.forward import draft_forward
 from jaxinfer.model.draft_head.layer import features_of
@@ -214,3 +215,18 @@ def test_steps_with_a_head_are_programs_of_their_own(drafting, plain, monkeypatc
     assert not any(
         isinstance(key, SpeculativeDecodeKey) for key in launched_keys(plain, ask(plain))
     )
+
+
+def test_what_is_no_head_of_the_model_is_refused_at_the_start(directory, tmp_path):
+    def refused(model, **options):
+        config = {"method": "eagle3", "model": str(model)}
+        with pytest.raises(ModelLoadError) as caught:
+            small_llm(speculative_config=config, **options)
+        assert "\n" not in str(caught.value)
+        return str(caught.value)
+
+    assert "config.json: no such file" in refused(tmp_path)
+    assert "no such directory" in refused(tmp_path / "nothing")
+    assert "a head for another model: hidden_size is 256" in refused("bundled")
+    with pytest.raises(ValueError, match="runner='pooling' gives none"):
+        small_llm(runner="pooling", **settings(directory))

@@ -1,0 +1,108 @@
+"""`python -m scripts.draft_head`: trains the bundled model's draft head on the model's text.
+
+About fifteen minutes on two CPU cores.
+"""
+
+import argparse
+import dataclasses
+import itertools
+from collections.abc import Iterator
+from pathlib import Path
+
+import jax
+import numpy as np
+from tokenizers import Tokenizer
+
+from jaxinfer.model.checkpoint.hub import BUNDLED_DRAFT_HEAD, BUNDLED_MODEL
+from jaxinfer.model.checkpoint.weights import load_params
+from jaxinfer.model.config import ModelConfig
+from jaxinfer.model.draft_head.config import DraftHeadConfig
+from jaxinfer.model.draft_head.weights import save_draft_head
+from scripts.bundled_model.corpus import Example, draw_training_items, encode, render
+from scripts.bundled_model.packing import batches
+from scripts.bundled_model.training import cast
+from scripts.draft_head.training import train_head
+
+MAX_BYTES = 2_000_000
+"""What the head's files may weigh together."""
+
+
+def parse_arguments() -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(prog="python -m scripts.draft_head", description=__doc__)
+    parser.add_argument("--model", type=Path, default=BUNDLED_MODEL, help="model directory")
+    parser.add_argument("--out", type=Path, default=BUNDLED_DRAFT_HEAD, help="head's directory")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--items", type=int, default=30_000, help="training items drawn")
+    parser.add_argument("--steps", type=int, default=750)
+    parser.add_argument("--rows", type=int, default=24)
+    parser.add_argument("--length", type=int, default=128, help="tokens of two rows in three")
+    parser.add_argument("--depth", type=int, default=3, help="drafts in a row that are trained")
+    return parser.parse_args()
+
+
+def head_config(model: ModelConfig, draft_vocab_size: int) -> DraftHeadConfig:
+    """A head of 850 thousand parameters for the bundled model."""
+    layer = dataclasses.replace(
+        model,
+        model_type="llama",
+        num_hidden_layers=1,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=64,
+        intermediate_size=256,
+        tie_word_embeddings=False,
+    )
+    last = model.num_hidden_layers - 1
+    return DraftHeadConfig(layer, draft_vocab_size, (1, last - 1, last))
+
+
+def likeliest_tokens(examples: list[Example], vocab_size: int, count: int) -> np.ndarray:
+    """The ids of the tokens that replies have most often, ascending, int32 ``[count]``."""
+    counts = np.zeros(vocab_size)
+    for example in examples:
+        np.add.at(counts, example.token_ids, example.weights)
+    print(f"{count} tokens are {np.sort(counts)[-count:].sum() / counts.sum():.2%} of the text")
+    return np.sort(np.argsort(-counts, kind="stable")[:count]).astype(np.int32)
+
+
+def mixed_batches(
+    examples: list[Example], args: argparse.Namespace, pad_id: int
+) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Two batches of short rows, one of rows that hold the longest prompts, and so on."""
+    short = batches(examples, args.length, args.rows, pad_id, args.seed)
+    long = batches(examples, 3 * args.length, max(args.rows // 3, 1), pad_id, args.seed + 1)
+    return itertools.chain.from_iterable(zip(short, short, long, strict=True))
+
+
+def main() -> None:
+    """Trains and saves the head."""
+    args = parse_arguments()
+    config = ModelConfig.from_directory(args.model)
+    params = load_params(args.model, config, "float32")
+    tokenizer = Tokenizer.from_file(str(args.model / "tokenizer.json"))
+    examples = encode(tokenizer, render(list(draw_training_items(args.items, args.seed))))
+    head = head_config(config, draft_vocab_size=512)
+    token_ids = likeliest_tokens(examples, config.vocab_size, head.draft_vocab_size)
+    trained = train_head(
+        head,
+        params,
+        config,
+        mixed_batches(examples, args, config.eos_token_ids[-1]),
+        token_ids=token_ids,
+        steps=args.steps,
+        learning_rate=3e-3,
+        depth=args.depth,
+        seed=args.seed,
+    )
+    ids = trained.pop("token_ids")
+    stored = cast(trained, config.dtype) | {"token_ids": ids}
+    save_draft_head(jax.device_get(stored), head, args.out)
+    size = sum(file.stat().st_size for file in args.out.iterdir())
+    if size > MAX_BYTES:
+        raise ValueError(f"{args.out} holds {size:,} bytes, {MAX_BYTES:,} are allowed")
+    print(f"written to {args.out}: {size:,} bytes")
+
+
+if __name__ == "__main__":
+    main()
