@@ -57,7 +57,7 @@ class DraftRecord:
 
     A step with drafts takes a little longer than one without. So drafts rest for some tokens once
     too few of them are accepted, twice as many each time until they gain again what they are
-    credited with at first.
+    credited with at first, as they may beside a row that does not rest.
 
     Attributes:
         is_possible: whether anything may be drafted for it.
@@ -84,8 +84,8 @@ class DraftRecord:
         """
         self._gain += (num_accepted - self._gain) / _MEMORY
         if self._gain > _FIRST_GAIN:
-            self._rest = _FIRST_REST
-        elif self._gain < _LEAST_GAIN:
+            self._rest, self._resumes_at = _FIRST_REST, 0
+        elif self._gain < _LEAST_GAIN and self.is_wanted(num_tokens):
             self._gain = _NEXT_GAIN
             self._resumes_at = num_tokens + self._rest
             self._rest = min(2 * self._rest, _LONGEST_REST)

@@ -44,8 +44,10 @@ NO_DRAFTS = Speculation()
 class SpeculativePlanner:
     """Plans steps with drafts for the requests that can have them.
 
-    Other requests sit out alone: where some run, or one waits that could be admitted, every other
-    step is planned without drafts, and in it the rows whose drafts are in flight have no part.
+    A step has drafts where half of those want some, and then for all of them: a row that rests
+    from drafting loses nothing beside others. Requests that can't have any sit out alone: where
+    some run, or one waits that could be admitted, every other step is planned without drafts, and
+    in it the rows whose drafts are in flight have no part.
 
     Args:
         queues: the requests, their slots and blocks.
@@ -68,24 +70,25 @@ class SpeculativePlanner:
         return schedule
 
     def _plan(self) -> Schedule | None:
-        drafting: list[Request] = []
-        num_others = 0
+        able: list[Request] = []
+        num_wanted = num_others = 0
         for request in self._queues.running.values():
             if request.num_pending_tokens == 0:  # its tokens in flight may end it
                 continue
             if request.drafts is None:
                 request.drafts = self._record(request)
-            if _wants_drafts(request, request.drafts):
-                drafting.append(request)
+            if _can_draft(request, request.drafts):
+                able.append(request)
+                num_wanted += request.drafts.is_wanted(request.num_known_tokens)
             else:
                 num_others += 1
-        size = next((size for size in self._sizes if size.rows >= len(drafting)), None)
-        if not drafting or size is None or num_others > len(drafting):
+        size = next((size for size in self._sizes if size.rows >= len(able)), None)
+        if not num_wanted or size is None or max(num_others, len(able) - num_wanted) > num_wanted:
             return None
         if self._was_last and (num_others or (self._queues.waiting and self._queues.free_slots)):
             return None
-        ready = [request for request in drafting if _is_ready(request, request.drafts)]
-        for request in drafting:
+        ready = [request for request in able if _is_ready(request, request.drafts)]
+        for request in able:
             if request not in ready:
                 request.decodes_on_device = False  # it sits out until all of it is read
         return self._place(ready, size.num_drafts) if ready else None
@@ -184,15 +187,13 @@ def settle(request: Request) -> None:
             request.drafts.follows = False
 
 
-def _wants_drafts(request: Request, record: DraftRecord) -> bool:
-    """Whether a running request's next rows are to have drafts.
+def _can_draft(request: Request, record: DraftRecord) -> bool:
+    """Whether a running request's next rows can have drafts.
 
     The last token of a prompt in chunks is pending, too, and neither sampled nor in flight.
     """
     decodes = request.decodes_on_device or request.num_in_flight_tokens > 0
-    return (
-        decodes and request.num_pending_tokens == 1 and record.is_wanted(request.num_known_tokens)
-    )
+    return decodes and request.num_pending_tokens == 1 and record.is_possible
 
 
 def _is_ready(request: Request, record: DraftRecord | None) -> bool:

@@ -39,5 +39,18 @@ def test_a_sequence_that_repeats_itself_late_is_found():
     assert sum(place > 1000 for place in gains) > 300  # of the 375 steps there
 
 
+def test_a_rest_ends_where_drafts_beside_others_are_right():
+    record = DraftRecord()
+    for place in range(20):
+        record.note(0, place)
+    assert not record.is_wanted(21)
+    for place in range(21, 40):
+        record.note(0, place)  # beside others; a rest does not grow by it
+    assert record.is_wanted(60)
+    assert not record.is_wanted(40)
+    record.note(7, 48)
+    assert record.is_wanted(48)
+
+
 def test_what_cannot_draft_never_does():
     assert not DraftRecord(is_possible=False).is_wanted(10)
