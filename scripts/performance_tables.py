@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from scripts.docs.drafts import DRAFT_TABLES
 from scripts.docs.plots import PLOTS, is_current, plot_lines, update_plot
 from scripts.docs.profiles import profile_lines, profile_pictures
 from scripts.docs.tables import TABLES
@@ -21,7 +22,7 @@ FIGURES = ROOT / "docs" / "figures"
 Record = dict[str, Any]
 
 PARTS: dict[str, Callable[[list[Record]], list[str]]] = {
-    **{f"table {name}": make for name, make in TABLES.items()},
+    **{f"table {name}": make for name, make in (TABLES | DRAFT_TABLES).items()},
     **{f"plot {name}": functools.partial(plot_lines, name) for name in PLOTS},
     **{f"profile {where}": functools.partial(profile_lines, where) for where in ("cpu", "gpu")},
 }

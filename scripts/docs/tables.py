@@ -28,11 +28,11 @@ def target_table(records: list[Record]) -> list[str]:
                 "-" if share is None else share_text(share),
                 _figure(target.vllm),
                 _figure(target.nano_vllm),
-                *(("-", "-") if found is None else (_jax(found[1]), _commit(found[1]))),
+                *(("-", "-") if found is None else (_jax(found[1]), commit_of(found[1]))),
             )
         )
     header = "figure | model shape | target | reached | of target | vLLM 0.26.0 | nano-vLLM + FA3"
-    return _table(header + " | jax | commit", rows)
+    return markdown_table(header + " | jax | commit", rows)
 
 
 _WORKLOADS = {
@@ -58,7 +58,7 @@ def speed_table(records: list[Record]) -> list[str]:
         rows.append(
             (words, target.shape.upper(), f"**{_figure(found[0])}**", *others, _jax(found[1]))
         )
-    return _table(
+    return markdown_table(
         "Qwen3 in bfloat16 | shape | jaxinfer | vLLM 0.26.0 | nano-vLLM + FA3 | jax", rows
     )
 
@@ -88,12 +88,12 @@ def workload_table(records: list[Record]) -> list[str]:
                     _cached(run),
                     f"{clocks['sm_mhz']:,.0f}" if clocks else "-",
                     str(record["num_compilations"]),
-                    _commit(record),
+                    commit_of(record),
                 )
             )
     header = "workload | model | device | jax | attention | s | output tok/s | prompt tok/s"
     header += " | TTFT ms | TPOT ms | of floor | of shared floor | spread | cached | MHz"
-    return _table(header + " | compiled | commit", rows)
+    return markdown_table(header + " | compiled | commit", rows)
 
 
 def _cached(run: Record) -> str:
@@ -117,7 +117,7 @@ def gpu_check_table(records: list[Record]) -> list[str]:
         "",
     ]
     rows = [(row["name"].strip(), row["what"], _verdict(row)) for row in check["rows"]]
-    return lines + _table("check | seen | verdict", rows)
+    return lines + markdown_table("check | seen | verdict", rows)
 
 
 def _verdict(row: Record) -> str:
@@ -147,7 +147,7 @@ def exhaustive_table(records: list[Record]) -> list[str]:
         )
         for row in run["files"]
     ]
-    return lines + _table("tests | passed | failed | skipped | minutes", rows)
+    return lines + markdown_table("tests | passed | failed | skipped | minutes", rows)
 
 
 def start_table(records: list[Record]) -> list[str]:
@@ -165,12 +165,12 @@ def start_table(records: list[Record]) -> list[str]:
             _share(record["memory"]["kv_share"]),
             _gigabytes(record["memory"]["peak_bytes"]),
             _gigabytes(record["memory"].get("other_bytes")),
-            _commit(record),
+            commit_of(record),
         )
         for record in latest(records, "workload")
     ]
     header = "workload | model | device | jax | start to ready s | programs | found in cache"
-    return _table(header + " | KV GB | KV share | peak GB | unplanned GB | commit", rows)
+    return markdown_table(header + " | KV GB | KV share | peak GB | unplanned GB | commit", rows)
 
 
 def engine_start_table(records: list[Record]) -> list[str]:
@@ -188,11 +188,11 @@ def engine_start_table(records: list[Record]) -> list[str]:
                 str(record["cold"][0]["num_programs"]),
                 f"{record['cold_median_s']:.1f}",
                 f"{record['warm_median_s']:.1f}",
-                _commit(record),
+                commit_of(record),
             )
         )
     header = "model | device | jax | cores | arguments | programs | caches empty s"
-    return _table(header + " | caches filled s | commit", rows)
+    return markdown_table(header + " | caches filled s | commit", rows)
 
 
 # vLLM 0.26.0 on an H200, by model shape and requests a second (None: all at once), with prompts and
@@ -225,11 +225,11 @@ def serving_table(records: list[Record]) -> list[str]:
                 _mean_and_p99(load["ttft_ms"]),
                 _mean_and_p99(load["tpot_ms"]),
                 *(speed, first, each),
-                _commit(record),
+                commit_of(record),
             )
         )
     header = "model | device | jax | arrivals | output tok/s | `LLM.generate` | TTFT ms | TPOT ms"
-    return _table(header + " | vLLM 0.26.0: tok/s | TTFT ms | TPOT ms | commit", rows)
+    return markdown_table(header + " | vLLM 0.26.0: tok/s | TTFT ms | TPOT ms | commit", rows)
 
 
 def _latest_loads(records: list[Record]) -> list[tuple[Record, Record, str]]:
@@ -260,12 +260,12 @@ def transformers_table(records: list[Record]) -> list[str]:
             f"{statistics.median(record['output_tokens_per_s']):,.0f}",
             f"{statistics.median(record['transformers_output_tokens_per_s']):,.0f}",
             f"{record['ratio']:.2f}",
-            _commit(record),
+            commit_of(record),
         )
         for record in latest(records, "compare-transformers")
     ]
     header = "processor | cores | jax | jaxinfer tok/s | transformers tok/s | ratio | commit"
-    return _table(header, rows)
+    return markdown_table(header, rows)
 
 
 def host_table(records: list[Record]) -> list[str]:
@@ -279,13 +279,13 @@ def host_table(records: list[Record]) -> list[str]:
             f"{queue['schedule_us']:.1f}",
             f"{queue['batch_us']:.1f}",
             f"{queue['schedule_and_batch_us']:.1f}",
-            _commit(record),
+            commit_of(record),
         )
         for record in latest(records, "host-cost")
         for queue in record["queues"]
     ]
     header = "processor | jax | waiting | finished | schedule us | batch us | together us | commit"
-    return _table(header, rows)
+    return markdown_table(header, rows)
 
 
 def start_up_table(records: list[Record]) -> list[str]:
@@ -297,11 +297,13 @@ def start_up_table(records: list[Record]) -> list[str]:
             _jax(record),
             f"{record['cold_median_s']:.2f}",
             f"{record['warm_median_s']:.2f}",
-            _commit(record),
+            commit_of(record),
         )
         for record in latest(records, "start-up")
     ]
-    return _table("processor | device | jax | cache empty s | cache filled s | commit", rows)
+    return markdown_table(
+        "processor | device | jax | cache empty s | cache filled s | commit", rows
+    )
 
 
 def device_time_table(records: list[Record]) -> list[str]:
@@ -316,12 +318,14 @@ def device_time_table(records: list[Record]) -> list[str]:
                 f"{kind} {share_text(share, 1)}"
                 for kind, share in record["device_time"]["kinds"].items()
             ),
-            _commit(record),
+            commit_of(record),
         )
         for record in latest(records, "workload")
         if record["device_time"]
     ]
-    return _table("workload | model | device | jax | share of the GPU's time | commit", rows)
+    return markdown_table(
+        "workload | model | device | jax | share of the GPU's time | commit", rows
+    )
 
 
 def kernel_table(records: list[Record]) -> list[str]:
@@ -334,10 +338,10 @@ def kernel_table(records: list[Record]) -> list[str]:
         for case, result in _fastest(record).items():
             newest[*_machine(record), case] = record, result
     rows = [
-        (result["case"], *_where(record), *_kernel_cells(result), _commit(record))
+        (result["case"], *where(record), *_kernel_cells(result), commit_of(record))
         for record, result in newest.values()
     ]
-    return _table("case | device | jax | configuration | us | reached | commit", rows)
+    return markdown_table("case | device | jax | configuration | us | reached | commit", rows)
 
 
 def backend_table(records: list[Record]) -> list[str]:
@@ -345,15 +349,15 @@ def backend_table(records: list[Record]) -> list[str]:
     rows = [
         (
             result["case"],
-            *_where(record),
+            *where(record),
             result["backend"],
             *_kernel_cells(result)[1:],
-            _commit(record),
+            commit_of(record),
         )
         for record in latest(records, "attention-backends")
         for result in record["results"]
     ]
-    return _table("case | device | jax | implementation | us | reached | commit", rows)
+    return markdown_table("case | device | jax | implementation | us | reached | commit", rows)
 
 
 def _fastest(record: Record) -> dict[str, Record]:
@@ -388,13 +392,13 @@ def batch_table(records: list[Record]) -> list[str]:
             f"{speed['decode_step_s'] * 1e3:.3f}",
             f"{speed['decode_tokens_per_s']:,.0f}",
             _share(speed["decode_of_floor"]),
-            _commit(record),
+            commit_of(record),
         )
         for record in latest(records, "batches")
         for speed in record["speeds"]
     ]
     header = "model | device | jax | sequences | prompt | prefill tok/s | of floor"
-    return _table(header + " | decode ms/step | decode tok/s | of floor | commit", rows)
+    return markdown_table(header + " | decode ms/step | decode tok/s | of floor | commit", rows)
 
 
 def memory_table(records: list[Record]) -> list[str]:
@@ -411,10 +415,12 @@ def memory_table(records: list[Record]) -> list[str]:
                     phase["name"],
                     *(_held(held.get(owner)) for owner in OWNERS),
                     _megabytes(phase["num_bytes"]),
-                    _commit(record),
+                    commit_of(record),
                 )
             )
-    lines = _table(f"model | device | jax | phase | {' | '.join(OWNERS)} | all | commit", rows)
+    lines = markdown_table(
+        f"model | device | jax | phase | {' | '.join(OWNERS)} | all | commit", rows
+    )
     if not any("H200" in record["machine"]["device"] for record in found):
         command = "`python scripts/benchmark.py --memory --model-shape 8b`"
         lines += ["", f"Not recorded on an H200 yet: {command} on one adds its rows here."]
@@ -488,7 +494,8 @@ def _machine(record: Record) -> tuple[Any, ...]:
     return record["machine"]["device"], _minor_version(record)
 
 
-def _where(record: Record) -> tuple[str, str]:
+def where(record: Record) -> tuple[str, str]:
+    """Device and version of JAX."""
     return record["machine"]["device"], _jax(record)
 
 
@@ -503,7 +510,8 @@ def _device(record: Record) -> str:
     return f"{num_devices(record)} x {record['machine']['device']}{both}"
 
 
-def _table(header: str, rows: list[tuple[str, ...]]) -> list[str]:
+def markdown_table(header: str, rows: list[tuple[str, ...]]) -> list[str]:
+    """Lines of a table; `header` has " | " between its titles."""
     if not rows:
         return ["Not measured yet."]
     titles = header.split(" | ")
@@ -514,7 +522,8 @@ def _table(header: str, rows: list[tuple[str, ...]]) -> list[str]:
     ]
 
 
-def _commit(record: Record) -> str:
+def commit_of(record: Record) -> str:
+    """A record's commit, short, with a plus if there were changes."""
     commit = record["commit"] or "-"
     return commit[:7] + ("+" if commit.endswith("+changes") else "")
 

@@ -1,5 +1,7 @@
 """Drafts on real engines: answers stay what they are, and repeated text comes in fewer steps."""
 
+import random
+
 import pytest
 
 from jaxinfer import LLM, SamplingParams
@@ -204,3 +206,26 @@ def test_no_request_waits_for_a_program(plain):
         answers(llm, params_of("greedy"))
         assert runner.num_compilations == before
         assert runner.seconds_waited_for_programs == 0
+
+
+@pytest.mark.slow
+def test_two_hundred_random_prompts_are_answered_as_without(plain, drafting):
+    """Each sampled its own way, with shared beginnings, samples, stops and penalties among them."""
+    rng = random.Random(0)
+    prompts, sampling = [], []
+    for _ in range(200):
+        base = [rng.randrange(1, 30) for _ in range(rng.randint(1, 8))]
+        prompts.append((base * 4)[: rng.randint(1, 20)] if rng.random() < 0.7 else base)
+        more = {"max_tokens": rng.choice([1, 5, 17, 30]), "seed": rng.randrange(100)}
+        sampling.append(params_of(rng.choice(list(SAMPLING)), **more))
+    found = []
+    for llm in (plain, drafting):
+        outputs = []
+        for start in range(0, 200, 50):
+            outputs += llm.generate(
+                prompts[start : start + 50], sampling[start : start + 50], use_tqdm=False
+            )
+        found.append(
+            [(each.token_ids, each.finish_reason) for out in outputs for each in out.outputs]
+        )
+    assert found[0] == found[1]
