@@ -26,7 +26,7 @@ def test_a_step_gives_some_tokens_more():
     assert found["all"] >= LEAST_TOKENS_A_STEP
 
 
-@pytest.mark.parametrize("temperature", [0.0, 0.8])
+@pytest.mark.parametrize("temperature", [pytest.param(0.0, marks=pytest.mark.slow), 0.8])
 def test_answers_are_those_without_the_head(temperature):
     sampling = SamplingParams(temperature=temperature, seed=5, max_tokens=60)
     prompts = ["Once upon a time", "37 + 45 ="]

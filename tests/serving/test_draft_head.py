@@ -73,10 +73,13 @@ LONG = [[*range(1, 30)], [*range(1, 30), 7, 8], [3] * 40, [5, 4] * 12]
 @pytest.mark.parametrize(
     "options",
     [
-        {},
+        pytest.param({}, marks=pytest.mark.slow),
         {"preemption_mode": "swap", "swap_space": 0.01},
-        {"preemption_mode": "swap", "swap_space": 0.01, "tensor_parallel_size": 2},
-        {"kv_cache_dtype": "int8"},
+        pytest.param(
+            {"preemption_mode": "swap", "swap_space": 0.01, "tensor_parallel_size": 2},
+            marks=pytest.mark.slow,
+        ),
+        pytest.param({"kv_cache_dtype": "int8"}, marks=pytest.mark.slow),
     ],
     ids=str,
 )
@@ -184,6 +187,7 @@ def trained(directory, prompts, plain):
     return directory
 
 
+@pytest.mark.slow
 def test_an_engine_drafts_what_the_head_says(plain, tmp_path, monkeypatch, recorded):
     always_draft(monkeypatch)
     prompts = [*PROMPTS, [*range(40, 60)]]
