@@ -2,6 +2,7 @@
 
 import dataclasses
 import difflib
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -148,6 +149,8 @@ class SpeculativeConfig:
             )
         if self.model is None:
             return
+        if isinstance(self.model, os.PathLike):
+            object.__setattr__(self, "model", os.fspath(self.model))
         if not isinstance(self.model, str) or not self.model:
             raise TypeError(
                 f"speculative_config: model must be a directory or a hub id, got {show(self.model)}"

@@ -9,7 +9,7 @@ from jaxinfer.profiling.figures import aligned, share_text
 
 _GIB = 2**30
 _WIDTH = 96
-_DRAFTS = "tokens that they are made from; fewer with a lower --max-model-len"
+_DRAFTS = "tokens that they are made from, for the longest context"
 _CONTEXTS = (1024, 4096, 16_384, 32_768, 131_072)
 
 

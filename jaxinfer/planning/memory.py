@@ -125,9 +125,10 @@ def _draft_bytes(shape: ModelShape, config: EngineConfig) -> int:
     if drafts.model is not None:
         raise ValueError(
             "speculative_config: a draft head's memory is not planned; leave it out, and leave "
-            "room for the size of the head's file"
+            "room for the size of the head's file and a tenth of the KV cache"
         )
-    tokens = (config.max_num_seqs + 1) * shape.max_position_embeddings + drafts.corpus_size
+    longest = config.max_model_len or shape.max_position_embeddings
+    tokens = (config.max_num_seqs + 1) * longest + drafts.corpus_size
     return 4 * tokens
 
 

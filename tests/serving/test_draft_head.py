@@ -158,7 +158,7 @@ def recorded(monkeypatch):
         jax.debug.callback(
             lambda *arrays: records.extend(zip(*(x.tolist() for x in arrays), strict=True)),
             rows.lengths,
-            rows.num_tokens - 1,
+            rows.most_gained - 1,
             drafts,
         )
         return kv, drafts

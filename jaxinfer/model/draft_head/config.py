@@ -139,6 +139,11 @@ def _states(mapping: Mapping[str, Any], num_layers: int) -> tuple[int, ...]:
     given = options.get(name, mapping.get(name))
     if given is None:
         given = [2, num_layers // 2, num_layers - 3]
+        if not all(0 <= layer < num_layers for layer in given):
+            raise ValueError(
+                f"{name} is missing, and its default, [2, L/2, L-3], does not fit the model's "
+                f"{num_layers} layers"
+            )
     if not isinstance(given, list) or len(given) != _NUM_STATES:
         raise ValueError(f"{name} must be {_NUM_STATES} layers, got {show(given)}")
     return tuple(whole_number(name, layer, 0, num_layers - 1) for layer in given)

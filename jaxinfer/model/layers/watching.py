@@ -31,7 +31,9 @@ def watching(step_of: StepOf, layers: Collection[int], seen: dict[int, jax.Array
             layer: Any, pages: Any, residuals: Sequence[ResidualStream], *others: Any
         ) -> tuple[Any, Sequence[ResidualStream]]:
             streams = [residual.summed() for residual in residuals]
-            seen[index] = streams[0] if len(streams) == 1 else jnp.concatenate(streams)
+            stream = streams[0] if len(streams) == 1 else jnp.concatenate(streams)
+            # Behind the barrier one array is kept, and not all that it is a sum of.
+            seen[index] = jax.lax.optimization_barrier(stream)
             return step(layer, pages, residuals, *others)
 
         return watched

@@ -59,7 +59,7 @@ class StepClock:
 
 
 def _num_decoded(schedule: Schedule) -> int:
-    """Tokens fed; rows may have fewer of a multi-step decode than it has steps. No drafts count."""
+    """Tokens fed: of a multi-step decode what rows may gain, of steps with drafts one each."""
     if schedule.num_steps == 1 or schedule.num_drafts:
         return schedule.num_steps * schedule.num_tokens
     return sum([row.num_reserved for row in schedule.rows])  # a generator is a call a row

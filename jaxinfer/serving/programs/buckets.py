@@ -46,7 +46,7 @@ class Buckets:
         rows_in_item: number of rows whose shared keys are read at once.
         speculative: sizes of decode steps with drafts, ascending, each with its rule. Tables are
             always full width. Empty without drafts.
-        speculative_steps: steps of each launch of them.
+        speculative_steps: most steps of a launch of few of their rows.
         generates: whether steps sample; if not, there are prefill buckets only (`for_pooling`).
     """
 
@@ -73,6 +73,11 @@ class Buckets:
     def steps_of_launches(self, rows: int) -> Sequence[int]:
         """The numbers of steps that a launch of this size of `sampled_rows` may have."""
         return (1, self.num_steps) if rows in self.multi_step_rows else (1,)
+
+    def steps_with_drafts(self, rows: int) -> Sequence[int]:
+        """The numbers of steps that a launch of this size of `speculative` may have."""
+        several = self.speculative_steps > 1 and rows <= max(self.multi_step_rows, default=0)
+        return (1, self.speculative_steps) if several else (1,)
 
     def sampled_decode_shape(self, rows: int, width: int) -> DecodeShape:
         """The smallest bucket of a step with its sampler for a number of rows and blocks."""

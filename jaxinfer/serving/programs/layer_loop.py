@@ -13,6 +13,11 @@ from jaxinfer.model.layers.context import LayerStep, Parts
 class LayerLoop(Protocol):
     """Passes the tokens of a step through every layer; hashable, told apart by its `repr`."""
 
+    @property
+    def num_probed(self) -> int:
+        """Layers of each kind that take as much temporary memory as any number of them."""
+        ...
+
     def beside(self, dtype: Any) -> tuple[Any, ...]:
         """Further entries of the KV cache: trees of ``jax.ShapeDtypeStruct`` of one token."""
         ...

@@ -47,6 +47,8 @@ Forward = Callable[..., tuple[KVCache, Array, Array]]
 class EveryLayer:
     """The loop over layers of an engine without a draft head: it keeps nothing beside."""
 
+    num_probed = 2
+
     def beside(self, dtype: Any) -> tuple[Any, ...]:
         """Nothing."""
         return ()

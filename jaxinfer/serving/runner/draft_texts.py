@@ -98,7 +98,7 @@ class DraftTexts:
             choose_mode: of its sampler.
         """
         mode = choose_mode(len(schedule.rows))
-        key = speculative_key(buckets, len(schedule.rows), mode)
+        key = speculative_key(buckets, len(schedule.rows), mode, schedule.num_steps)
         writes = self.writes(schedule)
         return Batch(key.shape, pack(key.shape, step), mode, key, draft_writes=writes)
 

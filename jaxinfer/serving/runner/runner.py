@@ -113,8 +113,9 @@ class Runner:
             ),
             draft_texts=draft_texts(config.speculative_config, tokenizer),
         )
-        sizes = [DraftSize(rows, each.num_tokens) for rows, each in plan.buckets.speculative]
-        self.speculation = Speculation(sizes, plan.buckets.speculative_steps, free_logprobs)
+        drafts, steps = plan.buckets.speculative, plan.buckets.steps_with_drafts
+        sizes = [DraftSize(rows, each.num_tokens, steps(rows)[-1]) for rows, each in drafts]
+        self.speculation = Speculation(sizes, free_logprobs)
         self._is_one_process = plan.programs.last_tokens.sharding.is_fully_addressable
         device = self._mesh.local_devices[0]
         self._device_name = f"{device} ({device.device_kind})"

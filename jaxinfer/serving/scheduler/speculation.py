@@ -17,10 +17,12 @@ class DraftSize(NamedTuple):
     Attributes:
         rows: most rows, drafts not counted.
         num_drafts: k, most drafts of each.
+        num_steps: most steps of a launch; it has one or this many.
     """
 
     rows: int
     num_drafts: int
+    num_steps: int = 1
 
 
 class Speculation(NamedTuple):
@@ -28,12 +30,10 @@ class Speculation(NamedTuple):
 
     Attributes:
         sizes: of such steps, by ascending rows; none if there are none.
-        num_steps: of a launch.
         free_logprobs: log-probabilities that such a step has at no further cost.
     """
 
     sizes: Sequence[DraftSize] = ()
-    num_steps: int = 1
     free_logprobs: FreeLogprobs = "none"
 
 
@@ -57,7 +57,6 @@ class SpeculativePlanner:
     def __init__(self, queues: RequestQueues, speculation: Speculation) -> None:
         self._queues = queues
         self._sizes = speculation.sizes
-        self._num_steps = speculation.num_steps
         self._free_logprobs: FreeLogprobs = speculation.free_logprobs
         self._was_last = False
 
@@ -70,28 +69,37 @@ class SpeculativePlanner:
         return schedule
 
     def _plan(self) -> Schedule | None:
-        able: list[Request] = []
-        num_wanted = num_others = 0
+        wanting: list[Request] = []
+        resting: list[Request] = []
+        num_others = 0
         for request in self._queues.running.values():
             if request.num_pending_tokens == 0:  # its tokens in flight may end it
                 continue
             if request.drafts is None:
                 request.drafts = self._record(request)
-            if _can_draft(request, request.drafts):
-                able.append(request)
-                num_wanted += request.drafts.is_wanted(request.num_known_tokens)
-            else:
+            if not _can_draft(request, request.drafts):
                 num_others += 1
+            elif request.drafts.is_wanted(request.num_known_tokens):
+                wanting.append(request)
+            else:
+                resting.append(request)
+        able = wanting + resting
+        if len(able) > self._sizes[-1].rows:
+            able, num_others = wanting, num_others + len(resting)
         size = next((size for size in self._sizes if size.rows >= len(able)), None)
-        if not num_wanted or size is None or max(num_others, len(able) - num_wanted) > num_wanted:
+        if not wanting or size is None or max(num_others, len(able) // 2) > len(wanting):
             return None
-        if self._was_last and (num_others or (self._queues.waiting and self._queues.free_slots)):
+        shares = bool(num_others or (self._queues.waiting and self._queues.free_slots))
+        if shares and self._was_last:
             return None
         ready = [request for request in able if _is_ready(request, request.drafts)]
         for request in able:
             if request not in ready:
                 request.decodes_on_device = False  # it sits out until all of it is read
-        return self._place(ready, size.num_drafts) if ready else None
+        if not ready:
+            return None
+        num_steps = 1 if shares else self._num_steps(ready, size)
+        return self._place(ready, size.num_drafts, num_steps)
 
     def _record(self, request: Request) -> DraftRecord:
         """A request's record, which never drafts if nothing may be drafted for it.
@@ -103,14 +111,28 @@ class SpeculativePlanner:
         has_none = mode == "full" or request.constraint is not None or request.new.prefill_only
         return DraftRecord(is_possible=not has_none)
 
-    def _place(self, requests: Sequence[Request], num_drafts: int) -> Schedule | None:
+    def _num_steps(self, requests: Sequence[Request], size: DraftSize) -> int:
+        """Steps of a launch: one, if blocks are short of more or no row could use all of them."""
+        most, pool = size.num_steps * (size.num_drafts + 1), self._queues.pool
+        gains = [min(most, each.limits.num_tokens - each.num_tokens) for each in requests]
+        if max(gains) <= most - (size.num_drafts + 1):
+            return 1
+        missing = sum(
+            num_missing_blocks(pool, request, request.num_cached_tokens + gain)
+            for request, gain in zip(requests, gains, strict=True)
+        )
+        return size.num_steps if missing <= pool.num_free_blocks else 1
+
+    def _place(
+        self, requests: Sequence[Request], num_drafts: int, num_steps: int
+    ) -> Schedule | None:
         """Rows of these requests, with fewer drafts where blocks are short; None without any."""
         pool = self._queues.pool
         spare = pool.num_free_blocks
         rows, unknown = [], []
         for request in requests:
             start = request.num_cached_tokens
-            most = self._num_steps * (num_drafts + 1)
+            most = num_steps * (num_drafts + 1)
             most = min(most, request.limits.num_tokens - request.num_tokens)
             missing = num_missing_blocks(pool, request, start + most)
             if missing > spare:
@@ -131,7 +153,7 @@ class SpeculativePlanner:
         return Schedule(
             rows,
             is_decode=True,
-            num_steps=self._num_steps,
+            num_steps=num_steps,
             num_tokens=len(rows),
             num_drafts=num_drafts,
             unknown=unknown,

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxinfer.config import EngineConfig
+from jaxinfer.errors import ModelLoadError
 from jaxinfer.model.checkpoint.hub import BUNDLED_DRAFT_HEAD, BUNDLED_HEAD_NAME, resolve_model
 from jaxinfer.model.config import ModelConfig
 from jaxinfer.model.draft_head.files import DraftHead, read_draft_head
@@ -71,9 +72,12 @@ def read_head_of(config: EngineConfig, model_config: ModelConfig) -> DraftHead |
     drafts = config.speculative_config
     if drafts is None or drafts.model is None:
         return None
-    is_bundled = drafts.model == BUNDLED_HEAD_NAME
-    directory = BUNDLED_DRAFT_HEAD if is_bundled else resolve_model(drafts.model)
-    return read_draft_head(directory, model_config)
+    try:
+        is_bundled = drafts.model == BUNDLED_HEAD_NAME
+        directory = BUNDLED_DRAFT_HEAD if is_bundled else resolve_model(drafts.model)
+        return read_draft_head(directory, model_config)
+    except (ModelLoadError, OSError) as error:
+        raise ModelLoadError(f"speculative_config: model: {error}") from error
 
 
 def read_tokenizer(directory: Path | None, config: EngineConfig) -> Tokenizer | None:

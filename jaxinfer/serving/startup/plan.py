@@ -50,14 +50,6 @@ from jaxinfer.serving.sampling.sampler import CustomSampler, LogitsProcessor
 from jaxinfer.serving.startup import memory
 from jaxinfer.startup_report import StartupReport
 
-# Layers of each kind. A layer's temporaries are free before the one after the next takes its own,
-# so that two of a kind stand for all: on an H200, with Mosaic's kernels, the largest step of two
-# layers of each kind and that of the whole model differ by 2.6 KB a layer. One of each kind is too
-# little: 336 MB for 347 of Qwen3-0.6B, 1,208 for 1,219 of Qwen3-8B, and 1,095 for 1,103 of
-# SmolLM3-3B, which holds both rotations only while a layer of each kind is to come; with XLA's
-# attention 1,283 for 1,442. Nor is it faster: a layer takes 0.03 s to compile.
-_PROBED_LAYERS = 2
-
 # Autotuning takes time and changes only the products' scratch memory, for which XLA otherwise
 # assumes the maximum.
 _UNTUNED = MappingProxyType({"xla_gpu_autotune_level": 0})
@@ -337,7 +329,13 @@ def _count_blocks(
     largest = largest_programs(buckets, programs.context.kernels)
     steps = [key for key in largest if uses_pages(key)]
     others = [key for key in largest if not uses_pages(key)]
-    shallow = programs.with_layers(_PROBED_LAYERS)
+    # A layer's temporaries are free before the one after the next takes its own, so that two of a
+    # kind stand for all: on an H200, with Mosaic's kernels, the largest step of two layers of each
+    # kind and that of the whole model differ by 2.6 KB a layer. One of each kind is too little: 336
+    # MB for 347 of Qwen3-0.6B, 1,208 for 1,219 of Qwen3-8B, and 1,095 for 1,103 of SmolLM3-3B,
+    # which holds both rotations only while a layer of each kind is to come; with XLA's attention
+    # 1,283 for 1,442. Nor is it faster: a layer takes 0.03 s to compile.
+    shallow = programs.with_layers(programs.context.loop.num_probed)
     probes = _compiler(shallow, lowering=lowering, config=config, options=_UNTUNED)
     with contextlib.closing(probes):
         if config.compiles_ahead(devices[0].platform):

@@ -6,12 +6,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from jaxinfer.serving.requests.draft_record import DraftRecord
 from jaxinfer.serving.scheduler.speculation import DraftSize, Speculation
 from jaxinfer.testing.fake_runner import next_token
 from tests.serving.engine.test_engine import EOS, TOKENIZER, VOCAB, Setup
 
 LETTERS = [TOKENIZER.encode(letter)[0] for letter in "abcd"]
 DRAFTS = Speculation([DraftSize(1, 7), DraftSize(4, 3)])
+
+
+def in_steps(num_steps):
+    """The same, of which a launch has several."""
+    return Speculation([size._replace(num_steps=num_steps) for size in DRAFTS.sizes])
 
 
 def letters(context):
@@ -106,17 +112,15 @@ def test_answers_are_those_of_an_engine_without_drafts(
         "ahead": ahead,
     }
     plain = outputs_of(Setup(**options), requests)
-    speculation = DRAFTS._replace(num_steps=num_steps)
     drafting = DraftingSetup(
-        random.Random(seed), most_good=most_good, speculation=speculation, **options
+        random.Random(seed), most_good=most_good, speculation=in_steps(num_steps), **options
     )
     assert outputs_of(drafting, requests) == plain
 
 
-@pytest.mark.parametrize(("num_steps", "most_launches"), [(1, 30), (4, 9)])
+@pytest.mark.parametrize(("num_steps", "most_launches"), [(1, 30), (2, 18), (4, 20)])
 def test_good_drafts_save_steps(num_steps, most_launches):
-    speculation = DRAFTS._replace(num_steps=num_steps)
-    drafting = DraftingSetup(random.Random(0), most_good=6, speculation=speculation)
+    drafting = DraftingSetup(random.Random(0), most_good=6, speculation=in_steps(num_steps))
     plain = Setup()
     for setup in (plain, drafting):
         setup.add("a", [1, 2, 3], max_tokens=60)
@@ -283,3 +287,42 @@ def _right(context, choose, count):
     for _ in range(count):
         known.append(choose(known))
     return known[len(context) :]
+
+
+def device_steps(setup):
+    return sum(schedule.num_steps for schedule in setup.runner.launches)
+
+
+def test_several_steps_a_launch_are_for_rows_that_can_use_them():
+    """Not where blocks are short, others share the device, or answers are about to end."""
+    short = {"max_model_len": 64, "block_size": 8, "num_blocks": 9}
+    cases = [
+        (short, [{"max_tokens": 50}] * 3),
+        ({}, [{"max_tokens": 120}, {"max_tokens": 40, "presence_penalty": 0.5}]),
+        ({}, [{"max_tokens": 5}] * 4),
+    ]
+    for options, requests in cases:
+        counts = []
+        for num_steps in (1, 4):
+            setup = DraftingSetup(
+                random.Random(0), most_good=6, speculation=in_steps(num_steps), **options
+            )
+            for i, params in enumerate(requests):
+                setup.add(str(i), [1 + i, 2, 3], **params)
+            setup.run()
+            counts.append(device_steps(setup))
+        assert counts[1] <= 1.35 * counts[0], (options, counts)
+
+
+@pytest.mark.parametrize("num_resting", [2, 6])
+def test_rows_that_want_drafts_have_some_and_those_that_rest_take_part_if_they_fit(num_resting):
+    setup = DraftingSetup(
+        random.Random(0), speculation=Speculation([DraftSize(8, 3)]), max_num_seqs=16
+    )
+    for i in range(6 + num_resting):
+        setup.add(str(i), [1 + i, 2], max_tokens=60)
+    for request in list(setup.scheduler.unfinished())[6:]:
+        request.drafts = DraftRecord(_resumes_at=1000)
+    setup.run()
+    sizes = [len(s.rows) for s in setup.runner.launches if s.num_drafts]
+    assert max(sizes) == (8 if num_resting == 2 else 6)

@@ -30,6 +30,7 @@ MAX_MODEL_LEN = 44
 EOS_IDS = frozenset([EOS])
 GUIDED = {"structured_outputs": StructuredOutputsParams(regex="a+"), "min_tokens": 0}
 SIZES = [DraftSize(1, 9), DraftSize(3, 3), DraftSize(4, 1)]
+LONG = [DraftSize(1, 5, 3), DraftSize(3, 2, 3), DraftSize(4, 1)]
 BASES = [[(i * i + family * 5) % 19 + 1 for i in range(MAX_MODEL_LEN)] for family in range(2)]
 
 
@@ -42,7 +43,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         num_host_blocks=st.sampled_from([0, 12, 3]),
         has_priorities=st.sampled_from([True, True, False]),
         multi_step=st.sampled_from([MultiStep(3, 4), ONE_STEP]),
-        speculation=st.sampled_from([Speculation(SIZES), Speculation(SIZES, 3), NO_DRAFTS]),
+        speculation=st.sampled_from([Speculation(SIZES), Speculation(LONG), NO_DRAFTS]),
     )
     def build(
         self,

@@ -34,15 +34,17 @@ class SpeculativeDecodeKey:
     num_steps: int = 1
 
 
-def speculative_key(buckets: Buckets, rows: int, mode: SamplerMode) -> SpeculativeDecodeKey:
-    """The key of the smallest step with drafts for a number of rows.
+def speculative_key(
+    buckets: Buckets, rows: int, mode: SamplerMode, num_steps: int = 1
+) -> SpeculativeDecodeKey:
+    """The key of the smallest steps with drafts for a number of rows.
 
     Raises:
         StopIteration: there are too many.
     """
     size, drafter = next(each for each in buckets.speculative if each[0] >= rows)
     shape = DecodeShape(size, buckets.widths[-1])
-    return SpeculativeDecodeKey(shape, mode, drafter, buckets.speculative_steps)
+    return SpeculativeDecodeKey(shape, mode, drafter, num_steps)
 
 
 class SpeculativeDecodeKind(StepKind[SpeculativeDecodeKey]):
@@ -52,10 +54,11 @@ class SpeculativeDecodeKind(StepKind[SpeculativeDecodeKey]):
     runs_user_code = True
 
     def keys(self, buckets: Buckets, *, swaps: bool) -> Sequence[SpeculativeDecodeKey]:
-        """A key for each bucket of such steps, in each mode; none in an engine without drafts."""
+        """A key for each bucket, number of steps and mode; none in an engine without drafts."""
         return [
-            speculative_key(buckets, rows, mode)
+            speculative_key(buckets, rows, mode, num_steps)
             for rows, _ in buckets.speculative[::-1]
+            for num_steps in buckets.steps_with_drafts(rows)
             for mode in PLAIN_MODES
         ]
 

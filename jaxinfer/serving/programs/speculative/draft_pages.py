@@ -46,6 +46,11 @@ class WatchedLayers:
 
     head: DraftHeadConfig
 
+    @property
+    def num_probed(self) -> int:
+        """One for each state that is kept, and the first."""
+        return 1 + len(self.head.states)
+
     def beside(self, dtype: DTypeLike) -> tuple[DraftPages]:
         """The head's pages of a token."""
         layer = self.head.layer
@@ -67,8 +72,9 @@ class WatchedLayers:
     ) -> tuple[tuple[Any, ...], jax.Array]:
         """Every layer in turn, and then the head's pages."""
         *pages, drafts = kv
-        # A model of fewer layers, which stands for the whole one while memory is planned.
-        states = [min(layer, len(kinds) - 1) for layer in self.head.states]
+        states, last = self.head.states, len(kinds) - 1
+        if last < max(states):  # fewer layers, which stand for all while memory is planned
+            states = [min(1 + i, last) for i in range(len(states))]
         seen: dict[int, jax.Array] = {}
         written, x = decoder.run_layers(
             params["model"]["layers"],

@@ -44,14 +44,14 @@ class DraftRows(NamedTuple):
         slots: int32 ``[B]``.
         lengths: int32 ``[B]``, tokens of each sequence, the newest included; 0 for padding.
         newest: int32 ``[B]``, the last of them, which the model has not been fed yet.
-        num_tokens: int32 ``[B]``, most tokens that a row may gain, one more than its drafts.
+        most_gained: int32 ``[B]``, most tokens that a row may gain, one more than its drafts.
         block_tables: int32 ``[B, W]``, with room for as many.
     """
 
     slots: Any
     lengths: Any
     newest: Any
-    num_tokens: Any
+    most_gained: Any
     block_tables: Any
 
 

@@ -77,7 +77,7 @@ class HeadDrafter:
         token_ids, drafts = rows.newest, []
         for step in range(self.num_tokens):
             # Beyond what a row may gain its table has no block.
-            lengths = jnp.where(step < rows.num_tokens, rows.lengths + step, 0)
+            lengths = jnp.where(step < rows.most_gained, rows.lengths + step, 0)
             lengths = jnp.where(rows.lengths > 0, lengths, 0)
             pages, feature, token_ids = go_on(head, pages, feature, token_ids, lengths)
             drafts.append(token_ids)

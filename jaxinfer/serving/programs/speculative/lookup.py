@@ -18,6 +18,7 @@ from jaxinfer.serving.programs.steps import KVCache, StepContext
 
 _BEYOND = 2**31 - 1  # writes to it are dropped
 _NEVER = -2  # equals no token, nor what stands between texts
+_MOST_BESIDE = 2048  # latest tokens of each row that the rows beside it are looked up in
 
 
 @dataclass(frozen=True)
@@ -106,13 +107,11 @@ def find_drafts(
     drafts = jnp.take_along_axis(history, places, axis=1, mode="clip")
     found = own.length
     if corpus is not None:
-        texts = _others(history, lengths, corpus)
-        ends = jnp.full_like(lengths, texts.shape[1] - 1)
-        other = _longest_match(texts, ends, latest)
-        places = other.end[:, None] + 1 + steps
-        behind = jnp.take_along_axis(texts, places, axis=1, mode="fill", fill_value=NO_DRAFT)
-        drafts = jnp.where((other.length > own.length)[:, None], behind, drafts)
-        found = jnp.maximum(own.length, other.length)
+        for text, part in _others(history, lengths, corpus):
+            other = _longest_match(text[None], jnp.full_like(lengths, text.shape[0]), latest, part)
+            behind = text.at[other.end[:, None] + 1 + steps].get(mode="fill", fill_value=NO_DRAFT)
+            drafts = jnp.where((other.length > found)[:, None], behind, drafts)
+            found = jnp.maximum(found, other.length)
     most = jnp.where(found >= drafter.shortest, drafter.num_tokens, 0)
     if drafter.as_long_as_match:
         most = jnp.minimum(most, found)
@@ -122,20 +121,21 @@ def find_drafts(
 
 def _others(
     history: Int32[Array, "B L"], lengths: Int32[Array, " B"], corpus: Int32[Array, " C"]
-) -> Int32[Array, "B M"]:
-    """For each row the corpus and the sequences of the other rows, `NO_DRAFT` where there is none.
+) -> list[tuple[Int32[Array, " M"], int]]:
+    """Texts that all rows are looked up in, with `NO_DRAFT` where there is no token.
 
-    A row of its own sequence, which would be its longest match, has nothing.
+    They are the latest tokens of all rows, if there are several, and the corpus. Beside each is the
+    length of the parts of it that are one row's each, which that row isn't looked up in; 0 without.
     """
     B, L = history.shape
-    shared = jnp.broadcast_to(corpus - 1, (B, corpus.shape[0]))
     if B == 1:
-        return shared
-    rows, places = jnp.arange(B, dtype=jnp.int32), jnp.arange(L, dtype=jnp.int32)
-    known = jnp.where(places < lengths[:, None], history, NO_DRAFT)
-    known = jnp.pad(known, ((0, 0), (1, 0)), constant_values=NO_DRAFT)  # none goes on as the next
-    beside = jnp.where((rows[:, None] == rows)[..., None], NO_DRAFT, known)
-    return jnp.concatenate([shared, beside.reshape(B, B * (L + 1))], axis=1)
+        return [(corpus - 1, 0)]
+    W = min(L, _MOST_BESIDE)
+    places = jnp.maximum(lengths - W, 0)[:, None] + jnp.arange(W, dtype=jnp.int32)
+    known = jnp.take_along_axis(history, places, axis=1, mode="clip")
+    known = jnp.where(places < lengths[:, None], known, NO_DRAFT)
+    beside = jnp.pad(known, ((0, 0), (1, 0)), constant_values=NO_DRAFT)  # none goes on as the next
+    return [(beside.reshape(-1), W + 1), (corpus - 1, 0)]
 
 
 def _latest(
@@ -148,25 +148,33 @@ def _latest(
 
 
 def _longest_match(
-    texts: Int32[Array, "_ L"], stops: Int32[Array, " B"], latest: Int32[Array, "B n"]
+    texts: Int32[Array, "_ L"],
+    stops: Int32[Array, " B"],
+    latest: Int32[Array, "B n"],
+    part: int = 0,
 ) -> _Match:
-    """Where texts before `stops` end on most of the rows' latest tokens.
+    """Where texts before `stops` end on most of the rows' latest tokens, and go on.
 
     Args:
         texts: one for each row, or one for all.
         stops: a match ends before this place.
         latest: see `_latest`.
+        part: length of the parts of the text that are one row's each, which has no match in it.
     """
-    size, count = texts.shape[1], latest.shape[1]
+    size, (rows, count) = texts.shape[1], latest.shape
     padded = jnp.pad(texts, ((0, 0), (count - 1, 0)), constant_values=NO_DRAFT)
-    goes_on = jnp.ones((latest.shape[0], size), jnp.bool_)
+    goes_on = jnp.ones((rows, size), jnp.bool_)
     length = jnp.zeros_like(goes_on, jnp.int32)
     for back in range(count):
         start = count - 1 - back
         goes_on &= padded[:, start : start + size] == latest[:, back, None]
         length += goes_on.astype(jnp.int32)
     places = jnp.arange(size, dtype=jnp.int32)
+    following = jnp.pad(texts[:, 1:], ((0, 0), (0, 1)), constant_values=NO_DRAFT)
+    counts = (places < stops[:, None]) & (following >= 0)
+    if part:
+        counts &= places // part != jnp.arange(rows, dtype=jnp.int32)[:, None]
     # The place breaks ties: the last of the longest.
-    ranked = jnp.where(places < stops[:, None], length * size + places, 0)
+    ranked = jnp.where(counts, length * size + places, 0)
     best = ranked.max(axis=1)
     return _Match(best // size, best % size)

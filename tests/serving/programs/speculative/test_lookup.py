@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from jaxinfer.serving.programs.speculative import lookup
 from jaxinfer.serving.programs.speculative.lookup import LookupDrafter, find_drafts
 
 LENGTH, CORPUS = 24, 16
@@ -34,8 +35,8 @@ def others_of(row, texts, corpus):
         return []
     others = corpus + [-1] * (CORPUS - len(corpus))
     for other, text in enumerate(texts):
-        text = [] if other == row else text
-        others += [-1, *text, *[-1] * (LENGTH - len(text))]
+        latest = [] if other == row else text[-lookup._MOST_BESIDE :]
+        others += [-1, *latest, *[-1] * (LENGTH - len(latest))]
     return others
 
 
@@ -47,6 +48,8 @@ def search(text, drafter, others):
         stop = len(tokens) - 1
         for end in range(stop):
             count = 0
+            if tokens[end + 1] < 0:
+                continue
             while (
                 count < min(drafter.longest, end + 1, len(text))
                 and tokens[end - count] == text[-1 - count]
@@ -102,10 +105,18 @@ def test_a_longer_match_in_the_corpus_wins_and_its_text_ends_the_draft():
     ]
 
 
-def test_rows_draft_from_each_other_where_there_is_a_corpus():
+def test_rows_draft_from_each_other_where_there_is_a_corpus(monkeypatch):
     drafter, texts = LookupDrafter(4, longest=5, shortest=1), [[9, 1, 2, 3, 4], [7, 7, 1, 2]]
     assert drafts_of(texts, drafter, []) == [[], [3, 4]]
     assert drafts_of(texts, drafter) == [[], []]
+    monkeypatch.setattr(lookup, "_MOST_BESIDE", 2)
+    jax.clear_caches()
+    assert drafts_of(texts, drafter, []) == [[], []]
+
+
+def test_a_match_behind_which_nothing_follows_is_none():
+    drafter, texts = LookupDrafter(4, longest=5, shortest=1), [[1, 2, 3], [9, 1, 2, 3]]
+    assert drafts_of(texts, drafter, [2, 3, 5, 6]) == [[5, 6], [5, 6]]
 
 
 tokens = st.integers(0, 3)
