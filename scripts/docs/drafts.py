@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from jaxinfer.profiling.figures import share_text
 from scripts.docs.tables import commit_of, latest, markdown_table, where
 
 Record = dict[str, Any]
@@ -86,7 +87,7 @@ def rounding_table(records: list[Record]) -> list[str]:
 
 def _bundled_row(record: Record, what: str, share: float, speed: float) -> tuple[str, ...]:
     method = record["speculative_config"]["method"]
-    return (method, what, f"{share:.0%}", f"{speed:.2f}", *where(record), commit_of(record))
+    return (method, what, share_text(share), f"{speed:.2f}", *where(record), commit_of(record))
 
 
 def _model(record: Record) -> str:

@@ -18,6 +18,7 @@ from jaxinfer.model.checkpoint.weights import load_params
 from jaxinfer.model.config import ModelConfig
 from jaxinfer.model.draft_head.config import DraftHeadConfig
 from jaxinfer.model.draft_head.weights import save_draft_head
+from jaxinfer.profiling.figures import share_text
 from scripts.bundled_model.corpus import Example, draw_training_items, encode, render
 from scripts.bundled_model.packing import batches
 from scripts.bundled_model.training import cast
@@ -62,7 +63,8 @@ def likeliest_tokens(examples: list[Example], vocab_size: int, count: int) -> np
     counts = np.zeros(vocab_size)
     for example in examples:
         np.add.at(counts, example.token_ids, example.weights)
-    print(f"{count} tokens are {np.sort(counts)[-count:].sum() / counts.sum():.2%} of the text")
+    share = share_text(float(np.sort(counts)[-count:].sum() / counts.sum()), 2)
+    print(f"{count} tokens are {share} of the text")
     return np.sort(np.argsort(-counts, kind="stable")[:count]).astype(np.int32)
 
 
