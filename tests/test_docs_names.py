@@ -22,7 +22,7 @@ def _backticked(page: Path) -> list[str]:
 
 @functools.cache
 def _definitions() -> frozenset[str]:
-    """Every name that the code defines; a class's members also as `Class.member`."""
+    """Every name that the code defines; members also as `Class.member` or `module.member`."""
     folders = ("jaxinfer", "scripts", "tests")
     files = (file for folder in folders for file in (ROOT / folder).rglob("*.py"))
     return frozenset().union(*map(_definitions_in, files))
@@ -31,11 +31,11 @@ def _definitions() -> frozenset[str]:
 @functools.cache
 def _definitions_in(file: Path) -> frozenset[str]:
     names: set[str] = set()
-    _collect(ast.parse(file.read_text()), None, names)
+    _collect(ast.parse(file.read_text()), file.stem, names)
     return frozenset(names)
 
 
-def _collect(node: ast.AST, owner: str | None, names: set[str], *, is_local: bool = False) -> None:
+def _collect(node: ast.AST, owner: str, names: set[str], *, is_local: bool = False) -> None:
     """Add what is defined below a node; not a function's own variables."""
     for child in ast.iter_child_nodes(node):
         inner, hides = owner, is_local
