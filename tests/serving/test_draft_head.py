@@ -17,6 +17,7 @@ from jaxinfer.model.draft_head.weights import save_draft_head
 from jaxinfer.model.forward import residual_stream
 from jaxinfer.serving.programs.kinds.speculative_decode import SpeculativeDecodeKey
 from jaxinfer.serving.programs.speculative.head_drafter import HeadDrafter
+from jaxinfer.speculative_config import SpeculativeConfig
 from tests.lazy import torch
 from tests.model.draft_head.random_head import head_config, random_head
 from tests.model.draft_head.torch_head import TorchHead
@@ -130,6 +131,13 @@ def test_after_a_sleep_and_other_weights_the_head_is_there(plain, directory, mon
             assert [each[0] for each in answers(llm, sampling)] == expected
         llm.update_params(small_params())
         assert [each[0] for each in answers(llm, sampling)] == expected
+
+
+def test_a_head_may_be_named_by_a_path_and_its_errors_say_whose_they_are(directory, tmp_path):
+    config = SpeculativeConfig(method="eagle3", model=directory)
+    assert config.model == str(directory)
+    with pytest.raises(ModelLoadError, match="^speculative_config: model: .*no such directory"):
+        small_llm(**settings(tmp_path / "nowhere"))
 
 
 def torch_head(directory):

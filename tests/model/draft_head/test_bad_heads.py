@@ -95,7 +95,9 @@ def test_both_forms_of_a_config_are_read(directory):
 def test_without_a_choice_the_states_are_of_the_paper(directory):
     changed_config(directory, eagle_config=None)
     assert read_draft_head_config(directory, MODEL).states == (2, 4, 5)
-    assert "eagle_aux_hidden_state_layer_ids" in refused(directory, model=tiny.config())
+    message = refused(directory, model=tiny.config())
+    assert "eagle_aux_hidden_state_layer_ids is missing, and its default" in message
+    assert f"{tiny.config().num_hidden_layers} layers" in message
 
 
 def test_a_directory_without_a_head(tmp_path):

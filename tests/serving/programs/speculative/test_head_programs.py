@@ -109,6 +109,25 @@ def test_fewer_layers_stand_for_the_whole_model():
         program_of(shallow, key).lower()
 
 
+def test_the_layers_that_memory_is_planned_with_keep_as_many_states_as_all():
+    config = dataclasses.replace(CONFIG, num_hidden_layers=9)
+    head = dataclasses.replace(HEAD, states=(2, 4, 6))
+    loop, rules = WatchedLayers(head), ShardingRules()
+    context = StepContext(config, make_mesh(1), rules, Kernels("xla"), 16, "float32", loop=loop)
+    params = abstract_params(config, "float32", context.mesh, rules)
+    params |= {DRAFT_HEAD: describe_head(head, "float32", context.mesh)}
+    whole = Programs(context, params, BLOCKS, SLOTS, texts=DraftTextSizes(0))
+
+    def num_kept(programs):
+        program = program_of(programs, KEYS[0])
+        return str(jax.make_jaxpr(program.function)(*program.arguments)).count(
+            "optimization_barrier"
+        )
+
+    assert num_kept(whole.with_layers(loop.num_probed)) == num_kept(whole)
+    assert num_kept(whole.with_layers(2)) < num_kept(whole)
+
+
 @pytest.mark.parametrize("key", KEYS[::3], ids=lambda key: type(key).__name__)
 def test_programs_for_a_gpu_are_traced_with_its_kernels(key):
     import_all("mosaic")
