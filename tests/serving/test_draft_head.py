@@ -136,7 +136,7 @@ def test_after_a_sleep_and_other_weights_the_head_is_there(plain, directory, mon
 def test_a_head_may_be_named_by_a_path_and_its_errors_say_whose_they_are(directory, tmp_path):
     config = SpeculativeConfig(method="eagle3", model=directory)
     assert config.model == str(directory)
-    with pytest.raises(ModelLoadError, match="^speculative_config: model: .*no such directory"):
+    with pytest.raises(ModelLoadError, match=r"^speculative_config: model: .*no such directory"):
         small_llm(**settings(tmp_path / "nowhere"))
 
 
