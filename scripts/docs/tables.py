@@ -9,6 +9,7 @@ from jaxinfer.profiling.figures import share_text
 from jaxinfer.profiling.memory.holdings import OWNERS
 from scripts.docs.targets import TARGETS, num_devices
 from scripts.kernels.runs import reached
+from scripts.measurements.results import is_of_a_variant
 
 Record = dict[str, Any]
 
@@ -470,8 +471,8 @@ def latest(records: list[Record], what: str) -> list[Record]:
     """
     newest: dict[tuple[Any, ...], Record] = {}
     for record in records:
-        if what == "workload" and "--num-decode-steps" in record.get("command", ""):
-            continue  # kept beside the record of the default, for comparison
+        if is_of_a_variant(record):
+            continue
         kind, machine = record["kind"], record["machine"]
         if kind == what or kind.startswith(f"{what}-") or (what == "workload" and what in record):
             # A GPU's figures are its own; every CPU's device is called "cpu".

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from scripts.kernels.runs import percent_of_copy
+from scripts.measurements.results import is_of_a_variant
 
 Record = dict[str, Any]
 DEVICE = "H200"
@@ -41,6 +42,8 @@ class Target:
         """The figure of the newest record that holds it, taken on one device of that kind."""
         for record in reversed([*records]):
             if DEVICE not in record["machine"]["device"] or num_devices(record) > 1:
+                continue
+            if is_of_a_variant(record):
                 continue
             # Kernels are timed at one model's shapes, and their records name none.
             if record.get("model") != f"Qwen3-{self.shape} shape" and record["kind"] != "kernels":

@@ -29,6 +29,11 @@ def python_loop_ms() -> float:
     return min(timeit.repeat("sum(i for i in range(200_000))", number=1, repeat=5)) * 1e3
 
 
+def is_of_a_variant(record: dict[str, Any]) -> bool:
+    """A workload's run with an option that decides its speed, kept beside the default's."""
+    return "workload" in record and "--num-decode-steps" in record.get("command", "")
+
+
 def save_result(kind: str, figures: dict[str, Any], directory: Path = RESULTS) -> Path:
     """Write figures with machine, versions, commit, source tree, time and command.
 

@@ -134,3 +134,11 @@ def test_memory_is_read_where_a_workload_ran():
     record = _record("W1", memory={"other_bytes": 10**8})
     del record["workload"]
     assert target.reached([record]) is None
+
+
+def test_a_run_with_other_steps_a_launch_is_no_figure_of_the_default():
+    default = _record("W2", command="python scripts/benchmark.py --workload W2")
+    variant = _record("W2", command="python scripts/benchmark.py --num-decode-steps 1")
+    reached = _BY_FIGURE["W2 TPOT ms", "0.6b"].reached([default, variant])
+    assert reached is not None
+    assert reached[1] is default
