@@ -97,7 +97,7 @@ def _read_head(drafts: SpeculativeConfig, shape: ModelShape) -> "DraftHead":
         if not directory.is_dir():
             hint = "no such directory and not in the hub's local cache; give a directory or a hub "
             hint += "id that was downloaded"
-            directory = cached_file(name, hint).parent
+            directory = cached_file(name, hint, drafts.revision).parent
         return read_draft_head(directory, shape)
     except ModelLoadError as error:
         raise ModelLoadError(f"speculative_config: model: {error}") from None

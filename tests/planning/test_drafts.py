@@ -99,3 +99,18 @@ def test_a_head_that_is_not_there_or_for_another_model_is_named(tmp_path):
     shutil.copy(BUNDLED_DRAFT_HEAD / "config.json", tmp_path)
     with pytest.raises(ModelLoadError, match="safetensors"):
         plan(BUNDLED_MODEL, speculative_config={"method": "eagle3", "model": str(tmp_path)})
+
+
+def test_a_head_of_the_hubs_cache_is_read_at_its_revision(monkeypatch):
+    asked = []
+
+    def find(name, file, revision):
+        asked.append((name, file, revision))
+        return str(BUNDLED_DRAFT_HEAD / file)
+
+    monkeypatch.setattr("huggingface_hub.try_to_load_from_cache", find)
+    drafts = {"method": "eagle3", "model": "someone/head", "revision": "v2"}
+    planned = plan(BUNDLED_MODEL, dtype="bfloat16", speculative_config=drafts)
+    expected = plan(BUNDLED_MODEL, dtype="bfloat16", speculative_config=HEAD)
+    assert planned.memory == expected.memory
+    assert asked == [("someone/head", "config.json", "v2")]

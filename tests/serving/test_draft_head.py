@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from jaxinfer import SamplingParams
+from jaxinfer.config import EngineConfig
 from jaxinfer.errors import ModelLoadError
 from jaxinfer.model.draft_head.files import read_draft_head
 from jaxinfer.model.draft_head.forward import draft_forward
@@ -17,6 +18,7 @@ from jaxinfer.model.draft_head.weights import save_draft_head
 from jaxinfer.model.forward import residual_stream
 from jaxinfer.serving.programs.kinds.speculative_decode import SpeculativeDecodeKey
 from jaxinfer.serving.programs.speculative.head_drafter import HeadDrafter
+from jaxinfer.serving.startup.model_files import read_head_of
 from jaxinfer.speculative_config import SpeculativeConfig
 from tests.lazy import torch
 from tests.model.draft_head.random_head import head_config, random_head
@@ -138,6 +140,20 @@ def test_a_head_may_be_named_by_a_path_and_its_errors_say_whose_they_are(directo
     assert config.model == str(directory)
     with pytest.raises(ModelLoadError, match=r"^speculative_config: model: .*no such directory"):
         small_llm(**settings(tmp_path / "nowhere"))
+
+
+def test_a_head_on_the_hub_is_taken_at_its_revision(directory, monkeypatch):
+    asked = []
+
+    def download(name, *, revision, allow_patterns):
+        asked.append((name, revision))
+        return str(directory)
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", download)
+    head = {"method": "eagle3", "model": "someone/head", "revision": "v2"}
+    config = EngineConfig(speculative_config=head)
+    assert read_head_of(config, CONFIG).config == HEAD
+    assert asked == [("someone/head", "v2")]
 
 
 def torch_head(directory):
