@@ -185,13 +185,17 @@ def count(
 ) -> None:
     """Count a row's drafts once its tokens are appended.
 
+    Steps behind the one that ended the answer don't count, as launches behind it don't.
+
     Args:
         request: of the row.
         steps: of each step, the drafts that were verified and the tokens that were accepted.
         num_kept: accepted tokens that became tokens of the answer.
         counts: of the engine.
     """
-    for num_drafted, num_accepted in steps:
+    for place, (num_drafted, num_accepted) in enumerate(steps):
+        if place and not num_kept:
+            return
         num_accepted_drafts = min(num_accepted - 1, num_kept)
         num_kept = max(num_kept - num_accepted, 0)
         if request.drafts is not None:

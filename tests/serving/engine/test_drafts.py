@@ -116,6 +116,11 @@ def test_answers_are_those_of_an_engine_without_drafts(
         random.Random(seed), most_good=most_good, speculation=in_steps(num_steps), **options
     )
     assert outputs_of(drafting, requests) == plain
+    read = [schedule for schedule in drafting.runner.launches if schedule.fed]
+    assert read
+    for schedule in read:  # no step is padding alone
+        assert len(schedule.fed) == schedule.num_steps
+        assert min(schedule.fed) > 0
 
 
 @pytest.mark.parametrize(("num_steps", "most_launches"), [(1, 30), (2, 18), (4, 20)])
@@ -241,6 +246,37 @@ def test_an_end_of_sequence_among_the_accepted_tokens_ends_the_request():
     assert output.outputs[0].finish_reason == "stop"
     assert output.metrics.num_accepted_tokens == 5  # not what was accepted behind the end
     assert setup.runner.num_launches <= 3
+
+
+@pytest.mark.parametrize("num_steps", [1, 4])
+def test_steps_behind_the_end_of_an_answer_are_steps_and_their_drafts_do_not_count(num_steps):
+    def choose(context):
+        return EOS if len(context) == 6 else 3
+
+    speculation = Speculation([DraftSize(1, 1, num_steps)])
+    setup = DraftingSetup(random.Random(0), token_map=choose, speculation=speculation)
+    setup.runner.draft = lambda context, most: [choose(range(len(context)))][:most]
+    setup.add("a", [1, 2, 3], max_tokens=50, ignore_eos=False)
+    (output,) = setup.run()
+    assert output.outputs[0].token_ids == [3, 3, 3, EOS]
+    # A token of the prompt's step, then two of a step each, of which the second ends the answer.
+    counts = setup.engine.counts()
+    assert (counts.drafts.num_rows, counts.drafts.num_drafted) == (2, 2)
+    assert (output.metrics.num_draft_tokens, output.metrics.num_accepted_tokens) == (2, 2)
+    launches = [s for s in setup.runner.launches if s.num_drafts and s.fed]  # were read
+    assert counts.steps.decode_steps == num_steps * len(launches)
+    assert counts.steps.decode_tokens == 2 * counts.steps.decode_steps
+
+
+def test_a_row_counts_for_the_tokens_that_it_fed_in_each_step():
+    setup = DraftingSetup(random.Random(0), speculation=Speculation([DraftSize(4, 1, 4)]))
+    setup.runner.draft = lambda context, most: [EOS][:most]  # never right
+    setup.add("a", [1, 2, 3], max_tokens=9)
+    setup.add("b", [4, 2, 3], max_tokens=4)
+    setup.run()
+    (first, *_) = (s for s in setup.runner.launches if s.num_drafts)
+    # Both feed a token and a draft, until one more token is all that the second may gain.
+    assert list(first.fed) == [4, 4, 3, 2]
 
 
 @pytest.mark.parametrize("fails", ["fail_launches", "fail_fetches"])
