@@ -26,7 +26,7 @@ from tests.model.draft_head.torch_head import TorchHead
 from tests.serving.small_llm import CONFIG, held_blocks, small_llm, small_params
 from tests.serving.test_speculative import PROMPTS, SAMPLING, answers, launched_keys, params_of
 
-HEAD = head_config(CONFIG, draft_vocab_size=100)
+HEAD = head_config(CONFIG, draft_vocab_size=100, norm_before_fc=True)
 NUM_DRAFTS = 4
 
 
@@ -200,7 +200,7 @@ def trained(directory, prompts, plain):
     for output in plain.generate(prompts, sampling, use_tqdm=False):
         tokens = [*output.prompt_token_ids, *output.outputs[0].token_ids]
         _, seen = residual_stream(small_params(), CONFIG, jnp.asarray(tokens), watched=(0, 1))
-        features = features_of(params, [seen[layer] for layer in config.states])
+        features = features_of(params, [seen[layer] for layer in config.states], config)
         normed = draft_forward(params, config, features, seen[0]).normed
         inputs.append(np.asarray(normed)[1:-1])
         wanted += tokens[2:]
