@@ -12,7 +12,7 @@ def tokens_fed(
     """What `Schedule.fed` is of a launch with several steps, or with drafts.
 
     A row has part in the first steps of a launch, until it has gained what it may; then it is
-    padding. That of the row with most to gain is the last step: no step is padding alone.
+    padding. Steps in which all rows are padding are idle, and left out.
 
     Args:
         schedule: as it was launched.

@@ -11,7 +11,8 @@ class StepCounts:
     """Sums over the steps that were read; a multi-step decode of k steps counts as k.
 
     Steps that were launched before a token was read that ends the answer count, too: the device
-    computed them. None of a launch is idle: it has several only where a row can use all of them.
+    computed them. Idle steps don't: where drafts were right more often than was expected, a launch
+    has some left when each of its rows has gained what it may. Their time is part of the launch's.
 
     A step with any prompt tokens (or recomputed tokens of preempted requests) is a prefill step; in
     every other step all rows decode.

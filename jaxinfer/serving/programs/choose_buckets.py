@@ -40,9 +40,6 @@ _SAMPLED_ROWS = (2, 8, 16, 32)
 # little more than the time of one.
 _SPECULATIVE_ROWS = (1, 4, 16)
 
-# Where a launch takes the host longer than a step of few rows takes the device, it has several.
-_MOST_SPECULATIVE_STEPS = 4
-
 # Sampling for a full set of rows costs 0.3 ms, of the 16 that such a step takes.
 _TOKENS_THAT_HIDE_ROWS = 8_192
 
@@ -125,7 +122,6 @@ def choose_buckets(
         ),
         rows_in_item=rows_in_item,
         speculative=_speculative(drafter, max_num_seqs),
-        speculative_steps=min(num_decode_steps, _MOST_SPECULATIVE_STEPS),
     )
 
 

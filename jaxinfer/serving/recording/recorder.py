@@ -132,7 +132,7 @@ def step_facts(schedule: Schedule, programs: tuple[str, ...]) -> StepFacts:
         kind="prefill" if schedule.num_prefill_tokens else "decode",
         rows=len(rows),
         tokens=round(sum(fed) / len(fed)),
-        num_steps=schedule.num_steps,
+        num_steps=len(fed),
         context_tokens=sum(row.start + row.num_fed for row in rows),
         pairs=sum(row.num_fed * row.start + row.num_fed * (row.num_fed + 1) // 2 for row in rows),
         programs=programs,

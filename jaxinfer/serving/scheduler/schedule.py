@@ -91,7 +91,8 @@ class Schedule:
         num_prefill_pairs: pairs of such a token and a token that it attends to, itself included.
         num_context_tokens: tokens whose keys and values are in pages, about.
         launch_time: when it was launched, in seconds on the engine's clock.
-        fed: once it was read, the tokens that each of its steps fed, drafts included.
+        fed: once it was read, the tokens that each of its steps fed, drafts included; idle steps,
+            in which no row has part any more, are left out.
         host_dependent: indices of rows whose sampling, unlike their forward pass, waits until the
             host has read their earlier tokens.
         epoch: counts rebuilt caches; `Scheduler.update` ignores schedules of an earlier one.

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxinfer.serving.requests.draft_record import DraftRecord
-from jaxinfer.serving.scheduler.speculation import DraftSize, Speculation
+from jaxinfer.serving.scheduler.speculation import NO_DRAFTS, DraftSize, Speculation
 from jaxinfer.testing.fake_runner import next_token
 from tests.serving.engine.test_engine import EOS, TOKENIZER, VOCAB, Setup
 
@@ -118,8 +118,8 @@ def test_answers_are_those_of_an_engine_without_drafts(
     assert outputs_of(drafting, requests) == plain
     read = [schedule for schedule in drafting.runner.launches if schedule.fed]
     assert read
-    for schedule in read:  # no step is padding alone
-        assert len(schedule.fed) == schedule.num_steps
+    for schedule in read:  # idle steps are left out
+        assert len(schedule.fed) <= schedule.num_steps
         assert min(schedule.fed) > 0
 
 
@@ -266,6 +266,41 @@ def test_steps_behind_the_end_of_an_answer_are_steps_and_their_drafts_do_not_cou
     launches = [s for s in setup.runner.launches if s.num_drafts and s.fed]  # were read
     assert counts.steps.decode_steps == num_steps * len(launches)
     assert counts.steps.decode_tokens == 2 * counts.steps.decode_steps
+
+
+def test_idle_steps_do_not_count():
+    """All drafts are right, so that two of four steps give all that there is to gain."""
+    setup = DraftingSetup(random.Random(0), speculation=Speculation([DraftSize(1, 3, 4)]))
+    setup.runner.draft = lambda context, most: _right(context, setup.choose, most)
+    setup.add("a", [1, 2, 3], max_tokens=9)
+    setup.run()
+    (launch,) = (s for s in setup.runner.launches if s.num_drafts)
+    assert (launch.num_steps, list(launch.fed)) == (4, [4, 4])
+    steps = setup.engine.counts().steps
+    assert (steps.decode_steps, steps.decode_tokens) == (2, 8)
+    assert sum(steps.step_tokens) == 1 + 2
+
+
+@pytest.mark.parametrize("gain", [0.0, 0.06, 0.14])
+def test_rows_whose_drafts_are_seldom_right_take_no_more_launches_than_without(gain):
+    """Of few rows of a small model a launch takes as long however many steps it has."""
+    launches = []
+    for speculation in (NO_DRAFTS, Speculation([DraftSize(4, 7, 8)])):
+        setup = DraftingSetup(
+            random.Random(0),
+            speculation=speculation,
+            num_decode_steps=8,
+            num_blocks=400,
+            max_model_len=512,
+        )
+        setup.runner.draft = lambda context, most, s=setup: (
+            _right(context, s.choose, min(most, 3)) if s.rng.random() < gain / 3 else [EOS][:most]
+        )
+        for i in range(4):
+            setup.add(str(i), [1 + i, 2, 3], max_tokens=256)
+        setup.run()
+        launches.append(setup.runner.num_launches)
+    assert launches[1] <= 1.02 * launches[0]
 
 
 def test_a_row_counts_for_the_tokens_that_it_fed_in_each_step():

@@ -173,7 +173,7 @@ def test_closing_an_engine_ends_its_recording_and_keeps_its_steps(tmp_path):
 
 
 def test_drafts_are_among_the_tokens_of_a_step_that_was_read():
-    schedule = Schedule([], is_decode=True, num_steps=2, num_tokens=3, fed=(8, 6))
+    schedule = Schedule([], is_decode=True, num_steps=4, num_tokens=3, fed=(8, 6))
     facts = step_facts(schedule, ())
     assert (facts.tokens, facts.num_steps) == (7, 2)
     assert step_facts(Schedule([], is_decode=True, num_tokens=3), ()).tokens == 3  # not read
