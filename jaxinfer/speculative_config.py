@@ -31,6 +31,7 @@ class SpeculativeConfig:
             "eagle3" asks a draft head that was trained for the model.
         model: directory or hub id of the draft head, for "eagle3", which needs it; "bundled" is the
             head of the bundled model.
+        revision: branch, tag or commit of a `model` on the hub; None is its main branch.
         num_speculative_tokens: most drafts of a row in a step, 1 to 15; None is 7, or 3 with a
             head. Read it from `num_drafts`.
         prompt_lookup_max: most of the latest tokens that "ngram" looks up; None is
@@ -48,6 +49,7 @@ class SpeculativeConfig:
 
     method: SpeculativeMethod
     model: str | None = None
+    revision: str | None = None
     num_speculative_tokens: int | None = None
     prompt_lookup_max: int | None = None
     prompt_lookup_min: int | None = None
@@ -62,6 +64,7 @@ class SpeculativeConfig:
             "speculative_config: num_speculative_tokens", self.num_drafts, 1, _MOST_DRAFTS
         )
         self._check_model()
+        self._check_revision()
         self._check("prompt_lookup_max", 1, _LONGEST_LOOKUP, only="ngram")
         self._check("prompt_lookup_min", 1, _LONGEST_LOOKUP, only="ngram")
         self._check("suffix_decoding_max_tree_depth", 1, _LONGEST_LOOKUP, only="suffix")
@@ -159,6 +162,25 @@ class SpeculativeConfig:
             raise ValueError(
                 f"speculative_config: model means nothing for method {self.method!r}; leave it "
                 "out, or write method 'eagle3'"
+            )
+
+    def _check_revision(self) -> None:
+        if self.revision is None:
+            return
+        if not isinstance(self.revision, str) or not self.revision:
+            raise TypeError(
+                "speculative_config: revision must be a branch, tag or commit, got "
+                f"{show(self.revision)}"
+            )
+        if self.model is None:
+            raise ValueError(
+                f"speculative_config: revision means nothing for method {self.method!r}; leave it "
+                "out"
+            )
+        if self.model == "bundled" or Path(self.model).expanduser().is_dir():
+            raise ValueError(
+                f"speculative_config: revision is for a head on the hub, and model={self.model!r} "
+                "is a directory; leave it out"
             )
 
     def _check(self, name: str, low: int, high: int, *, only: str) -> None:

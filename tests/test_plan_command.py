@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from jaxinfer.model.checkpoint.hub import BUNDLED_MODEL
 from jaxinfer.plan import main
 
 _HEAVY = ("jax", "flax", "numpy", "orbax", "tokenizers", "transformers", "huggingface_hub", "tqdm")
@@ -30,6 +31,16 @@ def test_a_plan_shows_parts_memory_times_and_capacity(capsys):
     assert row, text
     assert re.search(r"^ +32,768 +23$", text, re.M)
     assert re.search(r"^ +256 +2,976$", text, re.M)
+    assert max(map(len, text.splitlines())) <= 100
+
+
+def test_a_draft_head_has_its_lines(capsys):
+    head = '{"method": "eagle3", "model": "bundled"}'
+    arguments = (str(BUNDLED_MODEL), "--dtype", "bfloat16", "--speculative-config", head)
+    text = _output(capsys, *arguments)
+    assert re.search(r"^draft head +0\.00  whole on each device$", text, re.M)
+    assert re.search(r"^KV cache .* tokens of 5,120 bytes$", text, re.M)
+    assert "a draft head reads of a token: 2·K·D+E values = 1,024 bytes, whole on each" in text
     assert max(map(len, text.splitlines())) <= 100
 
 

@@ -3,7 +3,7 @@
 import textwrap
 from collections.abc import Iterator, Sequence
 
-from jaxinfer.planning import Plan
+from jaxinfer.planning import MemoryPlan, Plan
 from jaxinfer.planning.times import Time
 from jaxinfer.profiling.figures import aligned, share_text
 
@@ -107,7 +107,7 @@ def _memory(plan: Plan) -> Iterator[str]:
     memory = plan.memory
     blocks = (
         f"{memory.num_kv_blocks:,} blocks of {memory.block_size}: {memory.num_kv_tokens:,} tokens "
-        f"of {memory.kv_bytes_per_token:,} bytes"
+        f"of {memory.kv_bytes_per_token + memory.draft_bytes_per_token:,} bytes"
     )
     rows = [
         ("device", _gib(memory.device_bytes), ""),
@@ -115,12 +115,21 @@ def _memory(plan: Plan) -> Iterator[str]:
         ("weights", _gib(memory.weight_bytes), ""),
         ("largest step", _gib(memory.step_bytes), "an estimate; the engine compiles it to know"),
         ("slots", _gib(memory.slot_bytes), "token counts, for penalties"),
-        *([("drafts", _gib(memory.draft_bytes), _DRAFTS)] if memory.draft_bytes else []),
+        *_draft_rows(memory),
         ("KV cache", _gib(memory.kv_bytes), blocks if memory.num_kv_blocks else "no room"),
     ]
     yield from aligned([("memory of each device", "GiB", ""), *rows], last_left=True)
     yield ""
     yield _kv_formula(plan)
+    if memory.draft_bytes_per_token:
+        values = f"2·K·D+E values = {memory.draft_bytes_per_token:,} bytes"
+        yield f"what a draft head reads of a token: {values}, whole on each device"
+
+
+def _draft_rows(memory: MemoryPlan) -> list[tuple[str, str, str]]:
+    if memory.draft_head_bytes:
+        return [("draft head", _gib(memory.draft_head_bytes), "whole on each device")]
+    return [("drafts", _gib(memory.draft_bytes), _DRAFTS)] if memory.draft_bytes else []
 
 
 def _kv_formula(plan: Plan) -> str:

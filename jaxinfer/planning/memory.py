@@ -13,6 +13,7 @@ from jaxinfer.planning.blocks import (
     usable_tokens,
 )
 from jaxinfer.planning.devices import Chip
+from jaxinfer.planning.drafts import NO_DRAFTS, DraftMemory
 from jaxinfer.planning.operations import weight_bytes_per_device
 from jaxinfer.planning.shapes import BYTES_OF, ModelShape
 
@@ -28,12 +29,14 @@ class MemoryPlan:
     Attributes:
         device_bytes: all of it.
         engine_bytes: the engine's share of it (`gpu_memory_utilization`, the allocator's share).
-        weight_bytes: parameters.
+        weight_bytes: the model's parameters.
         slot_bytes: token counts of each sequence's slot, for penalties.
         draft_bytes: texts that drafts are made from; 0 without.
+        draft_head_bytes: a draft head's parameters; 0 without.
         step_bytes: temporaries of the largest step. The engine compiles it to know; this estimate
             agrees with recorded engines within 0.4% of the device's memory.
         kv_bytes_per_token: keys and values of one token, all layers.
+        draft_bytes_per_token: beside them, what a draft head reads of a token; 0 without.
         block_size: tokens in a block.
         num_kv_blocks: block 0 included, which is reserved for padding; 0 if none fit.
         max_model_len: the model's own limit, in tokens.
@@ -44,8 +47,10 @@ class MemoryPlan:
     weight_bytes: int
     slot_bytes: int
     draft_bytes: int
+    draft_head_bytes: int
     step_bytes: int
     kv_bytes_per_token: int
+    draft_bytes_per_token: int
     block_size: int
     num_kv_blocks: int
     max_model_len: int
@@ -53,7 +58,8 @@ class MemoryPlan:
     @property
     def kv_bytes(self) -> int:
         """Bytes of all blocks."""
-        return self.num_kv_blocks * self.block_size * self.kv_bytes_per_token
+        token_bytes = self.kv_bytes_per_token + self.draft_bytes_per_token
+        return self.num_kv_blocks * self.block_size * token_bytes
 
     @property
     def num_kv_tokens(self) -> int:
@@ -70,80 +76,67 @@ class MemoryPlan:
         return min(fits, self.max_model_len)
 
 
-def plan_memory(shape: ModelShape, chip: Chip, dtype: str, config: EngineConfig) -> MemoryPlan:
+def plan_memory(
+    shape: ModelShape,
+    chip: Chip,
+    dtype: str,
+    config: EngineConfig,
+    drafts: DraftMemory = NO_DRAFTS,
+) -> MemoryPlan:
     """Fill a device as the engine does at its start, with an estimate of its largest step.
 
     Args:
         shape: the model.
         chip: each device.
         dtype: of keys and values, and of weights that are not quantized.
-        config: sizes, the tensor-parallel degree and drafts.
-
-    Raises:
-        ValueError: a draft head makes the drafts.
+        config: sizes and the tensor-parallel degree.
+        drafts: what those of `config` take, from `draft_memory`.
     """
     num_devices = config.tensor_parallel_size
     kv_bytes = shape.kv_bytes_per_token(BYTES_OF[dtype], num_devices, config.kv_cache_dtype)
     weight_bytes = weight_bytes_per_device(shape, dtype, num_devices)
     slot_bytes = (config.max_num_seqs + 1) * shape.vocab_size // num_devices * 4
-    draft_bytes = _draft_bytes(shape, config)
-    step_bytes = _step_bytes(shape, dtype, config)
+    step_bytes = _step_bytes(shape, dtype, config, drafts)
     most = engine_bytes(chip.memory_bytes, utilization=config.gpu_memory_utilization)
     try:
         blocks = blocks_on_devices(
-            most - weight_bytes - slot_bytes - draft_bytes,
-            block_bytes=config.block_size * kv_bytes,
+            most - weight_bytes - slot_bytes - drafts.weight_bytes - drafts.text_bytes,
+            block_bytes=config.block_size * (kv_bytes + drafts.bytes_per_token),
             step_bytes=step_bytes,
             utilization=config.gpu_memory_utilization,
         )
     except CapacityError:
         blocks = 0
-    heads = shape.kv_heads_of_device(num_devices)
+    heads = max(shape.kv_heads_of_device(num_devices), drafts.heads)
     return MemoryPlan(
         device_bytes=chip.memory_bytes,
         engine_bytes=most,
         weight_bytes=weight_bytes,
         slot_bytes=slot_bytes,
-        draft_bytes=draft_bytes,
+        draft_bytes=drafts.text_bytes,
+        draft_head_bytes=drafts.weight_bytes,
         step_bytes=step_bytes,
         kv_bytes_per_token=kv_bytes,
+        draft_bytes_per_token=drafts.bytes_per_token,
         block_size=config.block_size,
         num_kv_blocks=min(blocks, most_pages(config.block_size, heads)),
         max_model_len=shape.max_position_embeddings,
     )
 
 
-def _draft_bytes(shape: ModelShape, config: EngineConfig) -> int:
-    """The tokens of each slot's sequence, and of the corpus.
-
-    Raises:
-        ValueError: a draft head makes the drafts.
-    """
-    drafts = config.speculative_config
-    if drafts is None:
-        return 0
-    if drafts.model is not None:
-        raise ValueError(
-            "speculative_config: a draft head's memory is not planned; leave it out, and leave "
-            "room for the size of the head's file and a tenth of the KV cache"
-        )
-    longest = config.max_model_len or shape.max_position_embeddings
-    tokens = (config.max_num_seqs + 1) * longest + drafts.corpus_size
-    return 4 * tokens
-
-
-def _step_bytes(shape: ModelShape, dtype: str, config: EngineConfig) -> int:
+def _step_bytes(shape: ModelShape, dtype: str, config: EngineConfig, drafts: DraftMemory) -> int:
     """The larger of a full prefill's activations and the sampler's logits.
 
     A prefill holds the gate, up and product of an MLP, and the residual stream twice; of integer
-    weights also the plain matrices of gate and up.
+    weights also the plain matrices of gate and up; and the hidden states that a draft head reads.
     """
     num_devices = config.tensor_parallel_size
     mlp = 3 * shape.intermediate_size * max(shape.experts_per_token, 1) // num_devices
     tokens = config.token_budget("gpu")
-    prefill = tokens * (mlp + 2 * shape.hidden_size) * BYTES_OF[dtype]
+    states = (2 + drafts.num_states) * shape.hidden_size
+    prefill = tokens * (mlp + states) * BYTES_OF[dtype]
     if shape.quantization is not None:
         matrix = shape.hidden_size * shape.intermediate_size // num_devices
         prefill += 2 * matrix * BYTES_OF[dtype]
-    logits = config.max_num_seqs * shape.vocab_size // num_devices * 4
+    logits = drafts.most_rows(config.max_num_seqs) * shape.vocab_size // num_devices * 4
     return max(prefill, _LOGITS_HELD * logits)

@@ -38,7 +38,12 @@ def read_shape(model: str | Path) -> tuple[str, ModelShape]:
         known = find_shape(str(model))
         if known is not None:
             return known
-        path = _cached_file(str(model))
+        path = cached_file(
+            str(model),
+            "no such directory, no published shape and not in the hub's local cache; give a "
+            "directory with config.json, a hub id that was downloaded, or one of "
+            f"{', '.join(NAMED_SHAPES)}",
+        )
     else:  # a link that a caller names may lead anywhere
         path = path.resolve()
     return str(model), shape_from_hf(read_config_file(path), str(path))
@@ -80,19 +85,24 @@ def _experts(mapping: Mapping[str, Any]) -> dict[str, Any]:
     return {"num_experts": count, "experts_per_token": chosen}
 
 
-def _cached_file(name: str) -> Path:
-    """config.json of a hub id in Hugging Face's cache."""
+def cached_file(name: str, cause: str, revision: str | None = None) -> Path:
+    """config.json of a hub id in Hugging Face's cache.
+
+    Args:
+        name: the hub id.
+        cause: of the error, and the remedy.
+        revision: branch, tag or commit; None is the main branch.
+
+    Raises:
+        ModelLoadError: it is not there: ``<name>: <cause>``.
+    """
     import huggingface_hub
     from huggingface_hub import errors
 
     try:
-        found = huggingface_hub.try_to_load_from_cache(name, "config.json")
+        found = huggingface_hub.try_to_load_from_cache(name, "config.json", revision=revision)
     except errors.HFValidationError:
         found = None
     if not isinstance(found, str):
-        raise ModelLoadError(
-            f"{name}: no such directory, no published shape and not in the hub's local cache; give "
-            f"a directory with config.json, a hub id that was downloaded, or one of "
-            f"{', '.join(NAMED_SHAPES)}"
-        )
+        raise ModelLoadError(f"{name}: {cause}")
     return Path(found)

@@ -8,6 +8,7 @@ from typing import Any
 from jaxinfer.checks import check_integer
 from jaxinfer.config import EngineConfig, KVCacheDType
 from jaxinfer.planning.devices import Chip, find_device
+from jaxinfer.planning.drafts import DraftMemory, draft_memory
 from jaxinfer.planning.memory import MemoryPlan, plan_memory
 from jaxinfer.planning.model_files import read_shape
 from jaxinfer.planning.operations import (
@@ -131,13 +132,15 @@ def plan(
         batches: numbers of sequences to plan for; None takes powers of 2 up to 256 that fit.
         engine: sizes of `EngineConfig`: `max_num_seqs` (at least the largest batch if it is left
             out), `max_num_batched_tokens`, `block_size`, `gpu_memory_utilization`;
-            `kv_cache_dtype`; and `speculative_config`, without a draft head.
+            `kv_cache_dtype`; and `speculative_config`, whose draft head is a directory, "bundled",
+            or a hub id that is in the local cache.
 
     Returns:
         The plan. One that does not fit is a plan, too: see `Plan.fits` and `Plan.remedies`.
 
     Raises:
-        ModelLoadError: there is no such model here, or its config.json can't be counted.
+        ModelLoadError: there is no such model or draft head here, its config.json can't be
+            counted, or the head is for another model.
         ValueError: a size is out of range, or the model does not split over the devices.
     """
     name, shape = read_shape(model)
@@ -157,7 +160,8 @@ def plan(
     engine = {"max_num_seqs": max(EngineConfig.max_num_seqs, most)} | engine
     config = EngineConfig(tensor_parallel_size=tensor_parallel_size, **engine)
     _check_divisible(shape, config.tensor_parallel_size)
-    memory = plan_memory(shape, chip, dtype, config)
+    drafts = draft_memory(shape, dtype, config)
+    memory = plan_memory(shape, chip, dtype, config, drafts)
     if batches is None:
         batches = [rows for rows in DEFAULT_BATCHES if rows <= memory.sequences(context)] or [1]
     timing = Timing(
@@ -184,8 +188,8 @@ def plan(
             )
             for rows in batches
         ),
-        remedies=remedies(shape, chip, dtype, config, rows=max(batches), context=context),
-        notes=(*_notes(timing, dtype), *([_DRAFTS] if config.speculative_config else [])),
+        remedies=remedies(shape, chip, dtype, config, drafts, rows=max(batches), context=context),
+        notes=(*_notes(timing, dtype), *_draft_notes(drafts, chip)),
     )
 
 
@@ -252,4 +256,15 @@ def _notes(timing: Timing, dtype: str) -> list[str]:
         notes.append(f"{chip.name} has no bfloat16: take float16.")
     if shape.num_experts:
         notes.append("Experts are taken as equally likely; skewed routing reads fewer.")
+    return notes
+
+
+def _draft_notes(drafts: DraftMemory, chip: Chip) -> list[str]:
+    notes = [_DRAFTS] if drafts.num_drafts else []
+    if drafts.weight_bytes:
+        once_ms = drafts.weight_bytes / chip.bytes_per_s * 1e3
+        notes.append(
+            f"The draft head is whole on every device; reading it takes at least {once_ms:.2g} ms, "
+            f"{drafts.num_drafts} times in a step with as many drafts of each sequence."
+        )
     return notes

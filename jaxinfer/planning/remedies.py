@@ -4,6 +4,7 @@ import dataclasses
 
 from jaxinfer.config import EngineConfig
 from jaxinfer.planning.devices import Chip
+from jaxinfer.planning.drafts import DraftMemory
 from jaxinfer.planning.memory import MemoryPlan, plan_memory
 from jaxinfer.planning.shapes import ModelShape
 
@@ -11,7 +12,14 @@ _MOST_DEVICES = 64
 
 
 def remedies(
-    shape: ModelShape, chip: Chip, dtype: str, config: EngineConfig, *, rows: int, context: int
+    shape: ModelShape,
+    chip: Chip,
+    dtype: str,
+    config: EngineConfig,
+    drafts: DraftMemory,
+    *,
+    rows: int,
+    context: int,
 ) -> tuple[str, ...]:
     """Changes that let `rows` sequences of `context` tokens fit at once; empty if they do.
 
@@ -20,26 +28,33 @@ def remedies(
         chip: each device.
         dtype: of keys and values, and of weights that are not quantized.
         config: the engine that was planned.
+        drafts: what its drafts take.
         rows: sequences that run at once.
         context: tokens of each.
     """
-    memory = plan_memory(shape, chip, dtype, config)
+    memory = plan_memory(shape, chip, dtype, config, drafts)
     if memory.sequences(context) >= rows:
         return ()
-    found = [_more_devices(shape, chip, dtype, config, rows, context)]
+    found = [_more_devices(shape, chip, dtype, config, drafts, rows, context)]
     found += [_shorter(memory, rows), _fewer(memory, context)]
     changes = tuple(change for change in found if change)
     return changes or (f"a device with more memory: no change of these fits a {chip.name}",)
 
 
 def _more_devices(
-    shape: ModelShape, chip: Chip, dtype: str, config: EngineConfig, rows: int, context: int
+    shape: ModelShape,
+    chip: Chip,
+    dtype: str,
+    config: EngineConfig,
+    drafts: DraftMemory,
+    rows: int,
+    context: int,
 ) -> str | None:
     for degree in range(config.tensor_parallel_size + 1, _MOST_DEVICES + 1):
         if shape.indivisible(degree):
             continue
         larger = dataclasses.replace(config, tensor_parallel_size=degree)
-        if plan_memory(shape, chip, dtype, larger).sequences(context) >= rows:
+        if plan_memory(shape, chip, dtype, larger, drafts).sequences(context) >= rows:
             return f"tensor parallelism over {degree} devices (--tp {degree})"
     return None
 

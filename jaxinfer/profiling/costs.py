@@ -68,7 +68,8 @@ def _inner_costs(shape: ModelShape, dtype: str, facts: StepFacts) -> dict[str, C
         *(shape.num_hidden_layers, shape.vocab_size),
     )
     q, qkv = shape.q_size, shape.q_size + 2 * shape.kv_size
-    T, B = facts.tokens, facts.rows
+    # Drafts, too, have a token sampled behind them.
+    T, B = facts.tokens, facts.tokens if facts.kind == "decode" else facts.rows
     # A prefill's last layer goes on with one token of each row.
     after = (T * (L - 1) + B) / L
     ours = qkv / (qkv + q)  # of the projections' weights; the rest is the output projection's

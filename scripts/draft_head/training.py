@@ -140,7 +140,7 @@ def loss_of(
     wanted = jax.nn.softmax(logits[..., head["token_ids"]], axis=-1)
     best = logits.argmax(axis=-1)
     of_next = jnp.pad(weights[:, 1:], ((0, 0), (0, 1)))  # at p: of predicting token p + 1
-    features = features_of(head, [seen[layer] for layer in config.states])
+    features = features_of(head, [seen[layer] for layer in config.states], config)
     losses, rights = [], []
     for n, output in enumerate(drafting_outputs(head, config, features, seen[0], depth), 1):
         scores = scores_of(head, output.normed)

@@ -4,22 +4,13 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+from examples.grpo import PROMPTS
 from jaxinfer import LLM, RequestOutput, SamplingParams
 from scripts.drafts.measure import drafting, metric
 from scripts.evaluation.items.mixture import held_out_items
 from scripts.speed.report import engine_record
 
 _PROMPTS, _TOKENS, _AT_ONCE, _CROWD, _LIKELIEST = 64, 100, 4, 32, 20
-_BEGINNINGS = (  # of examples/grpo.py
-    "Once upon a time",
-    "One day, a small fox",
-    "Long ago, a tiny squirrel",
-    "One day, a kind bear",
-    "Once upon a time, in a village",
-    "Long ago, a brave owl",
-    "One day, a gentle frog",
-    "Once upon a time, there was a lion",
-)
 _SAMPLES = 16
 
 
@@ -93,7 +84,7 @@ def _groups(llm: LLM, number: int, is_drafting: bool) -> dict[str, Any]:
     outputs: list[RequestOutput] = []
     start = time.perf_counter()
     with drafting(is_drafting):
-        for prompt in _BEGINNINGS:
+        for prompt in PROMPTS:
             outputs += llm.generate(prompt, params, use_tqdm=False)
     seconds = time.perf_counter() - start
     return {

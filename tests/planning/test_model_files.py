@@ -77,10 +77,10 @@ def test_a_hub_id_is_found_in_the_cache(tmp_path, monkeypatch):
     asked = []
     monkeypatch.setattr(
         "huggingface_hub.try_to_load_from_cache",
-        lambda name, file: asked.append((name, file)) or str(cached),
+        lambda name, file, revision: asked.append((name, file, revision)) or str(cached),
     )
     assert read_shape("someone/else") == ("someone/else", NAMED_SHAPES["Llama-2-7B"])
-    assert asked == [("someone/else", "config.json")]
+    assert asked == [("someone/else", "config.json", None)]
 
 
 @pytest.mark.parametrize("name", ["nosuch", "a/b/c", "", "../x"])

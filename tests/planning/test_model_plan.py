@@ -213,12 +213,11 @@ def test_an_int8_cache_holds_nearly_twice_the_tokens_and_its_time_is_not_guessed
     assert any("int8 KV cache" in note for note in integers.notes)
 
 
-def test_texts_that_drafts_are_made_from_take_memory_and_a_draft_head_is_not_planned():
+def test_texts_that_drafts_are_made_from_take_memory():
     plain = plan("Qwen3-8B")
     drafts = plan("Qwen3-8B", speculative_config={"method": "suffix"})
-    assert drafts.memory.draft_bytes == 4 * (257 * 40_960 + (1 << 18))
+    # Tokens of each slot's sequence, its length, and the corpus.
+    assert drafts.memory.draft_bytes == 4 * (257 * 40_961 + (1 << 18))
     assert plain.memory.draft_bytes == 0
     assert drafts.memory.num_kv_blocks <= plain.memory.num_kv_blocks
     assert len(drafts.notes) == len(plain.notes) + 1
-    with pytest.raises(ValueError, match="leave room for the size of the head's file"):
-        plan("Qwen3-8B", speculative_config={"method": "eagle3", "model": "bundled"})

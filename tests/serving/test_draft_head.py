@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from jaxinfer import SamplingParams
+from jaxinfer.config import EngineConfig
 from jaxinfer.errors import ModelLoadError
 from jaxinfer.model.draft_head.files import read_draft_head
 from jaxinfer.model.draft_head.forward import draft_forward
@@ -17,6 +18,7 @@ from jaxinfer.model.draft_head.weights import save_draft_head
 from jaxinfer.model.forward import residual_stream
 from jaxinfer.serving.programs.kinds.speculative_decode import SpeculativeDecodeKey
 from jaxinfer.serving.programs.speculative.head_drafter import HeadDrafter
+from jaxinfer.serving.startup.model_files import read_head_of
 from jaxinfer.speculative_config import SpeculativeConfig
 from tests.lazy import torch
 from tests.model.draft_head.random_head import head_config, random_head
@@ -24,7 +26,7 @@ from tests.model.draft_head.torch_head import TorchHead
 from tests.serving.small_llm import CONFIG, held_blocks, small_llm, small_params
 from tests.serving.test_speculative import PROMPTS, SAMPLING, answers, launched_keys, params_of
 
-HEAD = head_config(CONFIG, draft_vocab_size=100)
+HEAD = head_config(CONFIG, draft_vocab_size=100, norm_before_fc=True)
 NUM_DRAFTS = 4
 
 
@@ -140,6 +142,20 @@ def test_a_head_may_be_named_by_a_path_and_its_errors_say_whose_they_are(directo
         small_llm(**settings(tmp_path / "nowhere"))
 
 
+def test_a_head_on_the_hub_is_taken_at_its_revision(directory, monkeypatch):
+    asked = []
+
+    def download(name, *, revision, allow_patterns):
+        asked.append((name, revision))
+        return str(directory)
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", download)
+    head = {"method": "eagle3", "model": "someone/head", "revision": "v2"}
+    config = EngineConfig(speculative_config=head)
+    assert read_head_of(config, CONFIG).config == HEAD
+    assert asked == [("someone/head", "v2")]
+
+
 def torch_head(directory):
     """The head in a directory, in PyTorch."""
     import safetensors.torch
@@ -184,7 +200,7 @@ def trained(directory, prompts, plain):
     for output in plain.generate(prompts, sampling, use_tqdm=False):
         tokens = [*output.prompt_token_ids, *output.outputs[0].token_ids]
         _, seen = residual_stream(small_params(), CONFIG, jnp.asarray(tokens), watched=(0, 1))
-        features = features_of(params, [seen[layer] for layer in config.states])
+        features = features_of(params, [seen[layer] for layer in config.states], config)
         normed = draft_forward(params, config, features, seen[0]).normed
         inputs.append(np.asarray(normed)[1:-1])
         wanted += tokens[2:]

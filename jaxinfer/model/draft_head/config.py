@@ -14,7 +14,8 @@ from jaxinfer.model.hf_config import read_config_file
 
 _CLASSES = ("LlamaForCausalLMEagle3", "Eagle3LlamaForCausalLM")
 _SPECULATORS = "speculators_model_type"
-_NOT_COMPUTED = ("norm_before_fc", "fc_norm", "input_norm", "attention_bias", "mlp_bias")
+_NOT_COMPUTED = ("attention_bias", "mlp_bias")
+_FLAGS = ("norm_before_residual", "norm_output", "norm_before_fc", "fc_norm")
 _NUM_STATES = 3
 
 
@@ -29,6 +30,8 @@ class DraftHeadConfig:
             the embedding.
         norm_before_residual: the layer adds to the normed state rather than to the state.
         norm_output: what it feeds back to itself is the output behind its final norm.
+        norm_before_fc: the states are normed before they are projected: as one vector of 3E.
+        fc_norm: they are normed there, each by itself.
     """
 
     layer: ModelConfig
@@ -36,6 +39,8 @@ class DraftHeadConfig:
     states: tuple[int, ...]
     norm_before_residual: bool = False
     norm_output: bool = False
+    norm_before_fc: bool = False
+    fc_norm: bool = False
 
     def to_hf(self) -> dict[str, Any]:
         """A config.json object, in the form of the class `LlamaForCausalLMEagle3`."""
@@ -43,8 +48,7 @@ class DraftHeadConfig:
             **self.layer.to_hf(),
             "architectures": [_CLASSES[0]],
             "draft_vocab_size": self.draft_vocab_size,
-            "norm_before_residual": self.norm_before_residual,
-            "norm_output": self.norm_output,
+            **{name: getattr(self, name) for name in _FLAGS},
             "eagle_config": {
                 "use_aux_hidden_state": True,
                 "eagle_aux_hidden_state_layer_ids": list(self.states),
@@ -90,15 +94,13 @@ def _from_mapping(mapping: Mapping[str, Any], model: ModelConfig) -> DraftHeadCo
         _check_fits("target_hidden_size", mapping["target_hidden_size"], model.hidden_size)
     size = mapping.get("draft_vocab_size")
     size = layer.vocab_size if size is None else size
-    return DraftHeadConfig(
-        layer,
-        whole_number("draft_vocab_size", size, 1, layer.vocab_size),
-        _states(mapping, model.num_hidden_layers),
-        norm_before_residual=flag(
-            "norm_before_residual", mapping.get("norm_before_residual") or False
-        ),
-        norm_output=flag("norm_output", mapping.get("norm_output") or False),
-    )
+    states = _states(mapping, model.num_hidden_layers)
+    beside = mapping.get("eagle_config") or {}  # where some heads have them
+    flags = {name: flag(name, mapping.get(name, beside.get(name)) or False) for name in _FLAGS}
+    if flags["norm_before_fc"] and flags["fc_norm"]:
+        raise ValueError("norm_before_fc and fc_norm exclude each other")
+    size = whole_number("draft_vocab_size", size, 1, layer.vocab_size)
+    return DraftHeadConfig(layer, size, states, **flags)
 
 
 def _shape_of(mapping: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -120,7 +120,9 @@ def head_shapes(config: DraftHeadConfig, *, has_embedding: bool) -> dict[str, Sh
         "lm_head": (config.draft_vocab_size, E),
         "norm": (E,),
     }
-    return shapes | ({EMBEDDING: (layer.vocab_size, E)} if has_embedding else {})
+    norms = {"input_norm": (3 * E,)} if config.norm_before_fc else {}
+    norms |= {f"fc_norm.{i}": (E,) for i in range(3)} if config.fc_norm else {}
+    return shapes | norms | ({EMBEDDING: (layer.vocab_size, E)} if has_embedding else {})
 
 
 def file_name(path: str, layer: str) -> str:

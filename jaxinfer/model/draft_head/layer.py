@@ -52,14 +52,23 @@ class Output(NamedTuple):
 
 
 @jax.named_scope("draft_features")
-def features_of(params: Params, states: Sequence[jax.Array]) -> Float[Array, "*batch E"]:
+def features_of(
+    params: Params, states: Sequence[jax.Array], config: DraftHeadConfig
+) -> Float[Array, "*batch E"]:
     """The features of tokens.
 
     Args:
         params: the head's tree.
         states: ``[..., E]`` each, the hidden states that `DraftHeadConfig.states` names.
+        config: static.
     """
-    return linear(jnp.concatenate(states, axis=-1), params["fc"])
+    eps = config.layer.rms_norm_eps
+    if config.fc_norm:
+        states = [rms_norm(x, params["fc_norm"][str(i)], eps) for i, x in enumerate(states)]
+    joined = jnp.concatenate(states, axis=-1)
+    if config.norm_before_fc:
+        joined = rms_norm(joined, params["input_norm"], eps)
+    return linear(joined, params["fc"])
 
 
 def pair_up(

@@ -13,8 +13,9 @@ class StepFacts:
     Attributes:
         kind: "prefill" if a row fed several tokens.
         rows: sequences in the step.
-        tokens: tokens fed, of all rows; by each of `num_steps`.
-        num_steps: 1, or the length of a multi-step decode.
+        tokens: tokens fed, of all rows, drafts included; by each of `num_steps`, on average.
+        num_steps: 1, or the length of a multi-step decode, or of a launch with drafts without its
+            idle steps, in which no row has part any more.
         context_tokens: tokens whose keys and values are read, of all rows; by the first of
             `num_steps`.
         pairs: pairs of a token fed and a token that it attends to, itself included, of all rows; by

@@ -159,7 +159,7 @@ class Loop:
                     result = self._runner.fetch(step)
             except Exception as error:  # as above; asynchronous errors surface here
                 return Fault(_requests_of(schedule), error)
-            self._step_clock.read(schedule)
+            self._step_clock.read(schedule, result.drafts)
             with self._span("detokenize"):
                 take(schedule, result)
         return None

@@ -1,8 +1,9 @@
 """Times an engine's steps and counts their tokens, as they are launched and read."""
 
 import bisect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
+from jaxinfer.serving.engine.fed_tokens import tokens_fed
 from jaxinfer.serving.engine.step_counts import STEP_TOKEN_BOUNDS, StepCounts
 from jaxinfer.serving.scheduler.block_pool import BlockPool
 from jaxinfer.serving.scheduler.schedule import Schedule
@@ -38,28 +39,26 @@ class StepClock:
         )
         schedule.launch_time = self.now()
 
-    def read(self, schedule: Schedule) -> None:
-        """Count a finished step."""
+    def read(
+        self, schedule: Schedule, drafts: Sequence[Sequence[tuple[int, int]]] | None = None
+    ) -> None:
+        """Count a finished step, whose `fed` is known now; `drafts` as of `StepResult`."""
         now = self.now()
         seconds = now - max(schedule.launch_time, self._last_end)
         self._last_end = now
-        counts, num_steps, num_tokens = self.counts, schedule.num_steps, schedule.num_tokens
-        counts.step_tokens[bisect.bisect_left(STEP_TOKEN_BOUNDS, num_tokens)] += num_steps
-        counts.step_tokens_sum += num_steps * num_tokens
+        is_one = schedule.num_steps == 1 and drafts is None
+        fed = schedule.fed = (schedule.num_tokens,) if is_one else tokens_fed(schedule, drafts)
+        counts = self.counts
+        for num_tokens in fed:
+            counts.step_tokens[bisect.bisect_left(STEP_TOKEN_BOUNDS, num_tokens)] += 1
+        counts.step_tokens_sum += sum(fed)
         if schedule.num_prefill_tokens:
             counts.prefill_steps += 1
             counts.prefill_seconds += seconds
             counts.prefill_tokens += schedule.num_prefill_tokens
             counts.prefill_pairs += schedule.num_prefill_pairs
         else:
-            counts.decode_steps += num_steps
+            counts.decode_steps += len(fed)
             counts.decode_seconds += seconds
-            counts.decode_tokens += _num_decoded(schedule)
-            counts.decode_context_tokens += num_steps * schedule.num_context_tokens
-
-
-def _num_decoded(schedule: Schedule) -> int:
-    """Tokens fed: of a multi-step decode what rows may gain, of steps with drafts one each."""
-    if schedule.num_steps == 1 or schedule.num_drafts:
-        return schedule.num_steps * schedule.num_tokens
-    return sum([row.num_reserved for row in schedule.rows])  # a generator is a call a row
+            counts.decode_tokens += sum(fed)
+            counts.decode_context_tokens += len(fed) * schedule.num_context_tokens

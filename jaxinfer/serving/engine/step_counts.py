@@ -10,6 +10,10 @@ STEP_TOKEN_BOUNDS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16
 class StepCounts:
     """Sums over the steps that were read; a multi-step decode of k steps counts as k.
 
+    Steps that were launched before a token was read that ends the answer count, too: the device
+    computed them. Idle steps don't: where drafts were right more often than was expected, a launch
+    has some left when each of its rows has gained what it may. Their time is part of the launch's.
+
     A step with any prompt tokens (or recomputed tokens of preempted requests) is a prefill step; in
     every other step all rows decode.
 
@@ -20,7 +24,7 @@ class StepCounts:
         prefill_pairs: pairs of a prefill token and a token that it attends to.
         decode_steps: the number of decode steps.
         decode_seconds: as `prefill_seconds`.
-        decode_tokens: tokens fed in decode steps.
+        decode_tokens: tokens fed in decode steps, drafts included.
         decode_context_tokens: tokens whose keys and values the steps read, shared tokens counted
             once; an estimate from the allocated blocks, to half a block a row.
         step_tokens: steps by tokens fed: a count for each bucket of `STEP_TOKEN_BOUNDS`.

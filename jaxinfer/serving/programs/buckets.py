@@ -46,7 +46,6 @@ class Buckets:
         rows_in_item: number of rows whose shared keys are read at once.
         speculative: sizes of decode steps with drafts, ascending, each with its rule. Tables are
             always full width. Empty without drafts.
-        speculative_steps: most steps of a launch of few of their rows.
         generates: whether steps sample; if not, there are prefill buckets only (`for_pooling`).
     """
 
@@ -63,7 +62,6 @@ class Buckets:
     sharing: tuple[int, ...] = ()
     rows_in_item: int = 0
     speculative: tuple[tuple[int, Drafter], ...] = ()
-    speculative_steps: int = 1
     generates: bool = True
 
     def samples_at_once(self, rows: int, mode: SamplerMode) -> bool:
@@ -75,9 +73,13 @@ class Buckets:
         return (1, self.num_steps) if rows in self.multi_step_rows else (1,)
 
     def steps_with_drafts(self, rows: int) -> Sequence[int]:
-        """The numbers of steps that a launch of this size of `speculative` may have."""
-        several = self.speculative_steps > 1 and rows <= max(self.multi_step_rows, default=0)
-        return (1, self.speculative_steps) if several else (1,)
+        """The numbers of steps that a launch of this size of `speculative` may have.
+
+        Those of a launch without drafts, where the size is the least for some rows of such a one.
+        """
+        smaller = max((size for size, _ in self.speculative if size < rows), default=0)
+        several = self.num_steps > 1 and smaller < MULTI_STEP_ROWS
+        return (1, self.num_steps) if several else (1,)
 
     def sampled_decode_shape(self, rows: int, width: int) -> DecodeShape:
         """The smallest bucket of a step with its sampler for a number of rows and blocks."""

@@ -4,6 +4,7 @@ import bisect
 import dataclasses
 from collections.abc import Sequence
 
+from jaxinfer.planning.drafts import MOST_ROWS_WITH_DRAFTS
 from jaxinfer.serving.programs.buckets import MOST_FULL_ROWS, MULTI_STEP_ROWS, Buckets, at_least
 from jaxinfer.serving.programs.speculative.drafter import Drafter
 
@@ -35,13 +36,9 @@ _FULL_ROWS = 64
 # of them then share.
 _SAMPLED_ROWS = (2, 8, 16, 32)
 
-# Drafts are rows too: with them a step has up to this many, and reads weights for little more than
-# the time of one.
+# Drafts are rows too: with them a step has up to `MOST_ROWS_WITH_DRAFTS`, and reads weights for
+# little more than the time of one.
 _SPECULATIVE_ROWS = (1, 4, 16)
-_MOST_SPECULATIVE_ROWS = 64
-
-# Where a launch takes the host longer than a step of few rows takes the device, it has several.
-_MOST_SPECULATIVE_STEPS = 4
 
 # Sampling for a full set of rows costs 0.3 ms, of the 16 that such a step takes.
 _TOKENS_THAT_HIDE_ROWS = 8_192
@@ -125,7 +122,6 @@ def choose_buckets(
         ),
         rows_in_item=rows_in_item,
         speculative=_speculative(drafter, max_num_seqs),
-        speculative_steps=min(num_decode_steps, _MOST_SPECULATIVE_STEPS),
     )
 
 
@@ -136,7 +132,7 @@ def _speculative(drafter: Drafter | None, max_num_seqs: int) -> tuple[tuple[int,
     sizes = [size for size in _SPECULATIVE_ROWS if size < max_num_seqs]
     if max_num_seqs <= _SPECULATIVE_ROWS[-1]:
         sizes.append(max_num_seqs)
-    most = [max(1, min(drafter.num_tokens, _MOST_SPECULATIVE_ROWS // rows - 1)) for rows in sizes]
+    most = [max(1, min(drafter.num_tokens, MOST_ROWS_WITH_DRAFTS // rows - 1)) for rows in sizes]
     return tuple((rows, drafter.of_length(count)) for rows, count in zip(sizes, most, strict=True))
 
 

@@ -31,7 +31,7 @@ class StepRecorder:
         schedule: the steps to record.
 
     Attributes:
-        cycles: the recorded steps of each repetition that has begun.
+        cycles: the recorded steps of each repetition that has ended.
         error: the trace's error, or None; nothing is recorded after it.
         programs: every program that a recorded step launched, by key.
     """
@@ -47,6 +47,7 @@ class StepRecorder:
         self._phase: Phase | None = None
         self._has_moved = False  # whether a step was launched since the phase began
         self.cycles: list[list[StepFacts]] = []
+        self._launched: list[tuple[Schedule, tuple[str, ...]]] = []
         self.error: Exception | None = None
         self.programs: dict[str, jax.stages.Compiled] = {}
         engine.drain()
@@ -65,14 +66,14 @@ class StepRecorder:
         self._begin_phase(schedule.phase(step))
 
     def launched(self, schedule: Schedule) -> None:
-        """Record an active step's facts for the report."""
+        """Keep an active step, whose facts are complete once it was read."""
         self._num_steps += 1
         self._has_moved = True
         launched, self._runner.launched = self._runner.launched or [], []
         if self._phase == "active":
             programs = {str(key): compiled for key, compiled in launched}
             self.programs |= programs
-            self.cycles[-1].append(step_facts(schedule, tuple(programs)))
+            self._launched.append((schedule, tuple(programs)))
 
     def span(self, name: str) -> AbstractContextManager[object]:
         """An event of the trace."""
@@ -101,13 +102,15 @@ class StepRecorder:
                 start_trace(self._directory / _DROPPED, is_small=True)
             elif phase == "active":
                 start_trace(cycle_directory(self._directory, len(self.cycles)), is_small=True)
-                self.cycles.append([])
         except Exception as error:  # the engine's requests must survive
             self.error, self._phase = error, "wait"
 
     def _end_phase(self) -> None:
         if self._phase not in ("warmup", "active") or self.error is not None:
             return
+        if self._phase == "active":
+            self.cycles.append([step_facts(*each) for each in self._launched])
+            self._launched.clear()
         try:
             jax.profiler.stop_trace()
             if self._phase == "warmup":
@@ -123,13 +126,13 @@ class StepRecorder:
 
 
 def step_facts(schedule: Schedule, programs: tuple[str, ...]) -> StepFacts:
-    """The facts of a step that a report needs, from its schedule."""
-    rows = schedule.rows
+    """The facts of a step that a report needs, from its schedule; with `fed` once it was read."""
+    rows, fed = schedule.rows, schedule.fed or [schedule.num_tokens] * schedule.num_steps
     return StepFacts(
         kind="prefill" if schedule.num_prefill_tokens else "decode",
         rows=len(rows),
-        tokens=schedule.num_tokens,
-        num_steps=schedule.num_steps,
+        tokens=round(sum(fed) / len(fed)),
+        num_steps=len(fed),
         context_tokens=sum(row.start + row.num_fed for row in rows),
         pairs=sum(row.num_fed * row.start + row.num_fed * (row.num_fed + 1) // 2 for row in rows),
         programs=programs,

@@ -27,7 +27,7 @@ class StepTimer:
     def __init__(self, started: StartedReplica) -> None:
         self._started = started
         self._spans: list[Span] = []
-        self._launches: list[tuple[Kind, int]] = []
+        self._launches: list[Schedule] = []
         self.steps: list[StepTime] = []
         started.engine.drain()
         started.engine.observe(self)
@@ -37,9 +37,8 @@ class StepTimer:
         """Nothing to do."""
 
     def launched(self, schedule: Schedule) -> None:
-        """Record the step's kind and length."""
-        kind: Kind = "prefill" if schedule.num_prefill_tokens else "decode"
-        self._launches.append((kind, schedule.num_steps))
+        """Keep the step, whose length is known once it was read."""
+        self._launches.append(schedule)
 
     def span(self, name: str) -> AbstractContextManager[object]:
         """Record the times of a part."""
@@ -50,7 +49,12 @@ class StepTimer:
         self._started.engine.drain()
         self._started.engine.observe(None)
         self._started.runner.span = contextlib.nullcontext
-        self.steps += step_times(self._spans, self._launches)
+        self.steps += step_times(self._spans, [_kind_and_length(each) for each in self._launches])
+
+
+def _kind_and_length(schedule: Schedule) -> tuple[Kind, int]:
+    kind: Kind = "prefill" if schedule.num_prefill_tokens else "decode"
+    return kind, len(schedule.fed) or schedule.num_steps
 
 
 class _Timed:

@@ -10,7 +10,7 @@ _FIRST_GAIN, _NEXT_GAIN = 0.5, 0.4
 _MEMORY = 16
 """Steps over which accepted drafts are averaged: a sequence that has gained much may pause."""
 _FIRST_REST, _LONGEST_REST = 32, 512
-"""Tokens without drafts once too few are accepted; each further rest is twice as long."""
+"""Launches without drafts once too few are accepted; each further rest is twice as long."""
 
 
 @dataclass(slots=True)
@@ -55,19 +55,26 @@ class DraftCounts:
 class DraftRecord:
     """The drafts of one request.
 
-    A step with drafts takes a little longer than one without. So drafts rest for some tokens once
-    too few of them are accepted, twice as many each time until they gain again what they are
-    credited with at first, as they may beside a row that does not rest.
+    A step with drafts takes a little longer than one without. So drafts rest once too few of them
+    are accepted, twice as long each time until they gain again what they are credited with at
+    first, as they may beside a row that does not rest.
+
+    Each try also costs a launch or two, in which the device waits: the host must have read all
+    tokens before drafts begin, and when they end. So a rest is of a number of launches, of
+    `num_steps` tokens each: tries are a few hundredths of them however many steps a launch has.
 
     Attributes:
         is_possible: whether anything may be drafted for it.
         follows: whether the device alone knows the length of the sequence, because a row with
             drafts is in flight.
+        gain: accepted drafts a step, the latest steps most; what it is credited with at first.
+        num_steps: of its last launch; a plain one of the same rows has as many.
     """
 
     is_possible: bool = True
     follows: bool = False
-    _gain: float = _FIRST_GAIN
+    gain: float = _FIRST_GAIN
+    num_steps: int = 1
     _rest: int = _FIRST_REST
     _resumes_at: int = 0
 
@@ -82,10 +89,10 @@ class DraftRecord:
             num_accepted: its drafts that were accepted.
             num_tokens: of the sequence, with them.
         """
-        self._gain += (num_accepted - self._gain) / _MEMORY
-        if self._gain > _FIRST_GAIN:
+        self.gain += (num_accepted - self.gain) / _MEMORY
+        if self.gain > _FIRST_GAIN:
             self._rest, self._resumes_at = _FIRST_REST, 0
-        elif self._gain < _LEAST_GAIN and self.is_wanted(num_tokens):
-            self._gain = _NEXT_GAIN
-            self._resumes_at = num_tokens + self._rest
+        elif self.gain < _LEAST_GAIN and self.is_wanted(num_tokens):
+            self.gain = _NEXT_GAIN
+            self._resumes_at = num_tokens + self._rest * self.num_steps
             self._rest = min(2 * self._rest, _LONGEST_REST)

@@ -15,6 +15,7 @@ from jaxinfer.serving.compile.jax_settings import JaxSettings
 from jaxinfer.serving.programs import peer_buffers as peer_buffers
 from jaxinfer.serving.programs.buckets import MULTI_STEP_ROWS
 from jaxinfer.serving.programs.kinds.kind import ProgramKey
+from jaxinfer.serving.programs.kinds.speculative_decode import draft_sizes
 from jaxinfer.serving.programs.resident import Resident
 from jaxinfer.serving.requests.result import StepResult, unpack_step
 from jaxinfer.serving.runner import kv_cache
@@ -32,7 +33,7 @@ from jaxinfer.serving.runner.watchdog import Watchdog
 from jaxinfer.serving.runner.weights import Weights
 from jaxinfer.serving.scheduler.multi_step import MultiStep
 from jaxinfer.serving.scheduler.schedule import Schedule
-from jaxinfer.serving.scheduler.speculation import DraftSize, Speculation
+from jaxinfer.serving.scheduler.speculation import Speculation
 from jaxinfer.serving.slots.request_sampling import request_sampling
 from jaxinfer.serving.slots.step_masks import StepConstraints
 from jaxinfer.spans import EnterSpan
@@ -113,9 +114,7 @@ class Runner:
             ),
             draft_texts=draft_texts(config.speculative_config, tokenizer),
         )
-        drafts, steps = plan.buckets.speculative, plan.buckets.steps_with_drafts
-        sizes = [DraftSize(rows, each.num_tokens, steps(rows)[-1]) for rows, each in drafts]
-        self.speculation = Speculation(sizes, free_logprobs)
+        self.speculation = Speculation(draft_sizes(plan.buckets), free_logprobs)
         self._is_one_process = plan.programs.last_tokens.sharding.is_fully_addressable
         device = self._mesh.local_devices[0]
         self._device_name = f"{device} ({device.device_kind})"

@@ -91,6 +91,8 @@ class Schedule:
         num_prefill_pairs: pairs of such a token and a token that it attends to, itself included.
         num_context_tokens: tokens whose keys and values are in pages, about.
         launch_time: when it was launched, in seconds on the engine's clock.
+        fed: once it was read, the tokens that each of its steps fed, drafts included; idle steps,
+            in which no row has part any more, are left out.
         host_dependent: indices of rows whose sampling, unlike their forward pass, waits until the
             host has read their earlier tokens.
         epoch: counts rebuilt caches; `Scheduler.update` ignores schedules of an earlier one.
@@ -112,6 +114,7 @@ class Schedule:
     num_prefill_pairs: int = 0
     num_context_tokens: int = 0
     launch_time: float = 0.0
+    fed: Sequence[int] = ()
     host_dependent: Sequence[int] = ()
     epoch: int = 0
 

@@ -1,5 +1,6 @@
 """Steps with drafts: rows that may gain several tokens, how many of them only the device knows."""
 
+import operator
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -112,11 +113,16 @@ class SpeculativePlanner:
         return DraftRecord(is_possible=not has_none)
 
     def _num_steps(self, requests: Sequence[Request], size: DraftSize) -> int:
-        """Steps of a launch: one, if blocks are short of more or no row could use all of them."""
+        """Steps of a launch: one, if blocks are short of more or no row is likely to use them all.
+
+        A row that is to get n more tokens and gains g drafts a step uses n / (1 + g) steps.
+        """
         most, pool = size.num_steps * (size.num_drafts + 1), self._queues.pool
-        gains = [min(most, each.limits.num_tokens - each.num_tokens) for each in requests]
-        if max(gains) <= most - (size.num_drafts + 1):
+        left = [request.limits.num_tokens - request.num_tokens for request in requests]
+        paces = [1.0 if each.drafts is None else 1 + each.drafts.gain for each in requests]
+        if max(map(operator.truediv, left, paces)) < size.num_steps:
             return 1
+        gains = [min(most, num) for num in left]
         missing = sum(
             num_missing_blocks(pool, request, request.num_cached_tokens + gain)
             for request, gain in zip(requests, gains, strict=True)
@@ -150,6 +156,7 @@ class SpeculativePlanner:
             request.decodes_on_device = False
             if request.drafts is not None:
                 request.drafts.follows = True
+                request.drafts.num_steps = num_steps
         return Schedule(
             rows,
             is_decode=True,
@@ -185,13 +192,17 @@ def count(
 ) -> None:
     """Count a row's drafts once its tokens are appended.
 
+    Steps behind the one that ended the answer don't count, as launches behind it don't.
+
     Args:
         request: of the row.
         steps: of each step, the drafts that were verified and the tokens that were accepted.
         num_kept: accepted tokens that became tokens of the answer.
         counts: of the engine.
     """
-    for num_drafted, num_accepted in steps:
+    for place, (num_drafted, num_accepted) in enumerate(steps):
+        if place and not num_kept:
+            return
         num_accepted_drafts = min(num_accepted - 1, num_kept)
         num_kept = max(num_kept - num_accepted, 0)
         if request.drafts is not None:

@@ -74,7 +74,8 @@ def read_head_of(config: EngineConfig, model_config: ModelConfig) -> DraftHead |
         return None
     try:
         is_bundled = drafts.model == BUNDLED_HEAD_NAME
-        directory = BUNDLED_DRAFT_HEAD if is_bundled else resolve_model(drafts.model)
+        named = BUNDLED_DRAFT_HEAD if is_bundled else drafts.model
+        directory = resolve_model(named, drafts.revision)
         return read_draft_head(directory, model_config)
     except (ModelLoadError, OSError) as error:
         raise ModelLoadError(f"speculative_config: model: {error}") from error

@@ -37,7 +37,7 @@ def random_head(
     described = describe_head(config, "float32", has_embedding=has_embedding)
 
     def draw(path: Any, leaf: jax.ShapeDtypeStruct) -> np.ndarray:
-        mean = 1.0 if jax.tree_util.keystr(path).rstrip("']").endswith(("norm", "layernorm")) else 0
+        mean = 1.0 if "norm" in jax.tree_util.keystr(path) else 0
         return rng.normal(mean, 0.3, leaf.shape).astype(np.float32)
 
     ids = np.sort(rng.choice(config.layer.vocab_size, config.draft_vocab_size, replace=False))

@@ -55,8 +55,8 @@ def changed_tensors(directory, change):
         ({"draft_vocab_size": 65}, "draft_vocab_size"),
         ({"draft_vocab_size": "all"}, "draft_vocab_size"),
         ({"num_hidden_layers": 2}, "num_hidden_layers must be 1"),
-        ({"norm_before_fc": True}, "norm_before_fc is not supported"),
-        ({"fc_norm": True}, "fc_norm is not supported"),
+        ({"norm_before_fc": True, "fc_norm": True}, "norm_before_fc and fc_norm exclude each"),
+        ({"fc_norm": 1}, "fc_norm"),
         ({"attention_bias": True}, "attention_bias is not supported"),
         ({"norm_output": "yes"}, "norm_output"),
         ({"quantization_config": {"bits": 8}}, "quantized draft head"),
@@ -86,10 +86,21 @@ def test_both_forms_of_a_config_are_read(directory):
     file = directory / "config.json"
     plain = json.loads(file.read_text())
     names = ["draft_vocab_size", "norm_before_residual", "eagle_config", "norm_output"]
+    names += ["norm_before_fc", "fc_norm"]
     outer = {name: plain.pop(name) for name in names}
     outer |= {"eagle_aux_hidden_state_layer_ids": None, "transformer_layer_config": plain}
     file.write_text(json.dumps({"speculators_model_type": "eagle3", **outer}))
     assert read_draft_head_config(directory, MODEL) == CONFIG
+
+
+def test_a_norm_may_be_asked_for_beside_the_states_and_needs_its_tensor(directory):
+    file = directory / "config.json"
+    config = json.loads(file.read_text())
+    del config["norm_before_fc"]
+    config["eagle_config"]["norm_before_fc"] = True
+    file.write_text(json.dumps(config))
+    assert read_draft_head_config(directory, MODEL).norm_before_fc
+    assert "input_norm" in refused(directory)
 
 
 def test_without_a_choice_the_states_are_of_the_paper(directory):

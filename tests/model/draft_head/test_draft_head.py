@@ -17,7 +17,13 @@ from tests.model.draft_head.random_head import head_config, random_head
 from tests.model.draft_head.torch_head import TorchHead
 
 MODEL = tiny.config()
-OPTIONS = [{}, {"norm_before_residual": True}, {"norm_output": True}]
+OPTIONS = [
+    {},
+    {"norm_before_residual": True},
+    {"norm_output": True},
+    {"norm_before_fc": True},
+    {"fc_norm": True},
+]
 
 
 def saved(directory, *, has_embedding=False, **options):
@@ -49,7 +55,7 @@ def test_a_sequence_of_true_features(tmp_path, options, has_embedding):
     states, embeddings = states_of(token_ids)
     if has_embedding:
         embeddings = params["embed_tokens"][token_ids]
-    features = features_of(params, states)
+    features = features_of(params, states, head.config)
     found = draft_forward(params, head.config, features, embeddings).normed[1:]
     torch_states = [torch.from_numpy(np.array(state)) for state in states]
     expected = reference.teacher_forced(reference.features(torch_states), token_ids.tolist())

@@ -18,7 +18,12 @@ class TorchHead:
 
     def features(self, states):
         """Of the model's three hidden states ``[T, E]`` each."""
-        return torch.cat(states, -1) @ self.w["fc.weight"].T
+        if self.config["fc_norm"]:
+            states = [self._norm(x, f"fc_norm.{i}") for i, x in enumerate(states)]
+        joined = torch.cat(states, -1)
+        if self.config["norm_before_fc"]:
+            joined = self._norm(joined, "input_norm")
+        return joined @ self.w["fc.weight"].T
 
     def teacher_forced(self, features, token_ids):
         """The output behind the final norm at positions 1 to T - 1."""
@@ -72,7 +77,7 @@ class TorchHead:
         return normed, normed if self.config["norm_output"] else residual, keys, values
 
     def _norm(self, x, name):
-        root = torch.sqrt((x * x).mean() + self.config["rms_norm_eps"])
+        root = torch.sqrt((x * x).mean(-1, keepdim=True) + self.config["rms_norm_eps"])
         return x / root * self.w[name + ".weight"]
 
     def _rotated(self, x, position):

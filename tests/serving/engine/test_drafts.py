@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxinfer.serving.requests.draft_record import DraftRecord
-from jaxinfer.serving.scheduler.speculation import DraftSize, Speculation
+from jaxinfer.serving.scheduler.speculation import NO_DRAFTS, DraftSize, Speculation
 from jaxinfer.testing.fake_runner import next_token
 from tests.serving.engine.test_engine import EOS, TOKENIZER, VOCAB, Setup
 
@@ -116,6 +116,11 @@ def test_answers_are_those_of_an_engine_without_drafts(
         random.Random(seed), most_good=most_good, speculation=in_steps(num_steps), **options
     )
     assert outputs_of(drafting, requests) == plain
+    read = [schedule for schedule in drafting.runner.launches if schedule.fed]
+    assert read
+    for schedule in read:  # idle steps are left out
+        assert len(schedule.fed) <= schedule.num_steps
+        assert min(schedule.fed) > 0
 
 
 @pytest.mark.parametrize(("num_steps", "most_launches"), [(1, 30), (2, 18), (4, 20)])
@@ -241,6 +246,72 @@ def test_an_end_of_sequence_among_the_accepted_tokens_ends_the_request():
     assert output.outputs[0].finish_reason == "stop"
     assert output.metrics.num_accepted_tokens == 5  # not what was accepted behind the end
     assert setup.runner.num_launches <= 3
+
+
+@pytest.mark.parametrize("num_steps", [1, 4])
+def test_steps_behind_the_end_of_an_answer_are_steps_and_their_drafts_do_not_count(num_steps):
+    def choose(context):
+        return EOS if len(context) == 6 else 3
+
+    speculation = Speculation([DraftSize(1, 1, num_steps)])
+    setup = DraftingSetup(random.Random(0), token_map=choose, speculation=speculation)
+    setup.runner.draft = lambda context, most: [choose(range(len(context)))][:most]
+    setup.add("a", [1, 2, 3], max_tokens=50, ignore_eos=False)
+    (output,) = setup.run()
+    assert output.outputs[0].token_ids == [3, 3, 3, EOS]
+    # A token of the prompt's step, then two of a step each, of which the second ends the answer.
+    counts = setup.engine.counts()
+    assert (counts.drafts.num_rows, counts.drafts.num_drafted) == (2, 2)
+    assert (output.metrics.num_draft_tokens, output.metrics.num_accepted_tokens) == (2, 2)
+    launches = [s for s in setup.runner.launches if s.num_drafts and s.fed]  # were read
+    assert counts.steps.decode_steps == num_steps * len(launches)
+    assert counts.steps.decode_tokens == 2 * counts.steps.decode_steps
+
+
+def test_idle_steps_do_not_count():
+    """All drafts are right, so that two of four steps give all that there is to gain."""
+    setup = DraftingSetup(random.Random(0), speculation=Speculation([DraftSize(1, 3, 4)]))
+    setup.runner.draft = lambda context, most: _right(context, setup.choose, most)
+    setup.add("a", [1, 2, 3], max_tokens=9)
+    setup.run()
+    (launch,) = (s for s in setup.runner.launches if s.num_drafts)
+    assert (launch.num_steps, list(launch.fed)) == (4, [4, 4])
+    steps = setup.engine.counts().steps
+    assert (steps.decode_steps, steps.decode_tokens) == (2, 8)
+    assert sum(steps.step_tokens) == 1 + 2
+
+
+@pytest.mark.parametrize("gain", [0.0, 0.06, 0.14])
+def test_rows_whose_drafts_are_seldom_right_take_no_more_launches_than_without(gain):
+    """Of few rows of a small model a launch takes as long however many steps it has."""
+    launches = []
+    for speculation in (NO_DRAFTS, Speculation([DraftSize(4, 7, 8)])):
+        setup = DraftingSetup(
+            random.Random(0),
+            speculation=speculation,
+            num_decode_steps=8,
+            num_blocks=400,
+            max_model_len=512,
+        )
+        setup.runner.draft = lambda context, most, s=setup: (
+            _right(context, s.choose, min(most, 3)) if s.rng.random() < gain / 3 else [EOS][:most]
+        )
+        for i in range(4):
+            setup.add(str(i), [1 + i, 2, 3], max_tokens=256)
+        setup.run()
+        launches.append(setup.runner.num_launches)
+    assert launches[1] <= 1.02 * launches[0]
+
+
+def test_a_row_counts_for_the_tokens_that_it_fed_in_each_step():
+    setup = DraftingSetup(random.Random(0), speculation=Speculation([DraftSize(4, 1, 4)]))
+    setup.runner.draft = lambda context, most: [EOS][:most]  # never right
+    setup.add("a", [1, 2, 3], max_tokens=9)
+    setup.add("b", [4, 2, 3], max_tokens=4)
+    setup.run()
+    (first, *_) = (s for s in setup.runner.launches if s.num_drafts)
+    # Both feed a token and a draft, until one more token is all that the second may gain.
+    assert list(first.fed) == [4, 4, 3, 2]
 
 
 @pytest.mark.parametrize("fails", ["fail_launches", "fail_fetches"])

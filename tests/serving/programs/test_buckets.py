@@ -2,8 +2,15 @@ from typing import get_args
 
 import pytest
 
+from jaxinfer.serving.programs.buckets import MULTI_STEP_ROWS
 from jaxinfer.serving.programs.choose_buckets import choose_buckets
+from jaxinfer.serving.programs.kinds.speculative_decode import (
+    SpeculativeDecodeKind,
+    draft_sizes,
+    speculative_key,
+)
 from jaxinfer.serving.programs.layout import DecodeShape, PrefillShape
+from jaxinfer.serving.programs.speculative.lookup import LookupDrafter
 from jaxinfer.serving.sampling.layout import MODES, SamplerMode, num_special_rows
 
 
@@ -208,3 +215,21 @@ def test_a_step_beyond_the_largest_bucket_is_an_error():
         buckets.decode_shape(257, 1)
     with pytest.raises(ValueError, match="33 exceeds the largest bucket, 32"):
         buckets.sampled_decode_shape(33, 1)
+
+
+@pytest.mark.parametrize("num_decode_steps", [1, 8])
+@pytest.mark.parametrize("max_num_seqs", [1, 6, 12, 256])
+def test_launches_with_drafts_have_as_many_steps_as_those_without(num_decode_steps, max_num_seqs):
+    buckets = _choose(
+        max_num_seqs=max_num_seqs,
+        num_decode_steps=num_decode_steps,
+        drafter=LookupDrafter(7, 5, 5),
+    )
+    sizes = draft_sizes(buckets)
+    assert [size.rows for size in sizes] == sorted({size.rows for size in sizes})
+    for rows in range(1, min(max_num_seqs, 16) + 1):
+        size = next(size for size in sizes if size.rows >= rows)
+        assert size.num_steps == (num_decode_steps if rows <= MULTI_STEP_ROWS else 1)
+        key = speculative_key(buckets, rows, "temperature", size.num_steps)
+        assert key.drafter.num_tokens == size.num_drafts
+        assert key in SpeculativeDecodeKind().keys(buckets, swaps=False)

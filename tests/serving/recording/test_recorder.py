@@ -8,6 +8,8 @@ from jaxinfer import ProfileReport, ProfileSchedule, SamplingParams
 from jaxinfer.profiling.files import RECORDING, REPORT_TEXT, cycle_directory
 from jaxinfer.profiling.parts import HOST_SPANS
 from jaxinfer.profiling.trace.xplane import find_trace, read_trace
+from jaxinfer.serving.recording.recorder import step_facts
+from jaxinfer.serving.scheduler.schedule import Schedule
 from tests.serving.small_llm import PROMPTS, small_llm
 
 
@@ -168,3 +170,10 @@ def test_closing_an_engine_ends_its_recording_and_keeps_its_steps(tmp_path):
         _run(llm, tokens=3)
     assert len(_recorded(tmp_path)["cycles"][0]) == 3
     assert list(tmp_path.rglob("*.xplane.pb"))
+
+
+def test_drafts_are_among_the_tokens_of_a_step_that_was_read():
+    schedule = Schedule([], is_decode=True, num_steps=4, num_tokens=3, fed=(8, 6))
+    facts = step_facts(schedule, ())
+    assert (facts.tokens, facts.num_steps) == (7, 2)
+    assert step_facts(Schedule([], is_decode=True, num_tokens=3), ()).tokens == 3  # not read

@@ -52,5 +52,16 @@ def test_a_rest_ends_where_drafts_beside_others_are_right():
     assert record.is_wanted(48)
 
 
+def test_a_rest_is_of_as_many_launches_however_many_steps_they_have():
+    ends = []
+    for num_steps in (1, 8):
+        record = DraftRecord(num_steps=num_steps)
+        for place in range(20):
+            record.note(0, place)
+        ends.append(next(place for place in range(20, 999) if record.is_wanted(place)))
+    start = ends[0] - 32
+    assert ends[1] == start + 32 * 8
+
+
 def test_what_cannot_draft_never_does():
     assert not DraftRecord(is_possible=False).is_wanted(10)

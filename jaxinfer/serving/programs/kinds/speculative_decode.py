@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from jaxinfer.kernels.policy import Kernels
-from jaxinfer.serving.programs.buckets import PLAIN_MODES, Buckets
+from jaxinfer.serving.programs.buckets import MULTI_STEP_ROWS, PLAIN_MODES, Buckets
 from jaxinfer.serving.programs.kinds.kind import ProgramKind, StepKind
 from jaxinfer.serving.programs.kinds.padding import decode_padding, on_host
 from jaxinfer.serving.programs.kinds.step_program import step_options
@@ -19,6 +19,7 @@ from jaxinfer.serving.programs.speculative.speculative_step import (
     write_texts,
 )
 from jaxinfer.serving.sampling.layout import SamplerMode
+from jaxinfer.serving.scheduler.speculation import DraftSize
 
 TOKENS_A_WRITE = 1024
 """Tokens that one launch writes into the texts that drafts are made from."""
@@ -45,6 +46,25 @@ def speculative_key(
     size, drafter = next(each for each in buckets.speculative if each[0] >= rows)
     shape = DecodeShape(size, buckets.widths[-1])
     return SpeculativeDecodeKey(shape, mode, drafter, num_steps)
+
+
+def draft_sizes(buckets: Buckets) -> list[DraftSize]:
+    """The sizes of launches with drafts, which have as many steps as those without.
+
+    A launch of few rows of a small model takes the host as long as it takes to launch, however
+    many steps it has. With n steps it gives a row n tokens without drafts, and n' (1 + g) with n'
+    steps and g right drafts in each: n' < n would need g > n / n' - 1 to gain anything, as of 8
+    and 4 steps a right draft a step. With n' = n every right draft is a gain, and what is demanded
+    of drafts is the time of their rows alone (`DraftRecord`).
+    """
+    sizes = []
+    for rows, drafter in buckets.speculative:
+        *_, several = buckets.steps_with_drafts(rows)
+        few = min(rows, MULTI_STEP_ROWS) if several > 1 else rows
+        sizes.append(DraftSize(few, drafter.num_tokens, several))
+        if few < rows:
+            sizes.append(DraftSize(rows, drafter.num_tokens))
+    return sizes
 
 
 class SpeculativeDecodeKind(StepKind[SpeculativeDecodeKey]):

@@ -88,7 +88,7 @@ class WatchedLayers:
         head, embeddings = params[DRAFT_HEAD], seen[0]
         if "embed_tokens" in head:
             embeddings = head["embed_tokens"].at[whole.token_ids].get(mode="clip")
-        features = features_of(head, [seen[layer] for layer in states])
+        features = features_of(head, [seen[layer] for layer in states], self.head)
         drafts = write_tokens(head, drafts, features, embeddings, whole, self.head)
         return (*written, drafts), x
 
