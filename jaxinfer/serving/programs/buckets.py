@@ -76,10 +76,14 @@ class Buckets:
         """The numbers of steps that a launch of this size of `speculative` may have.
 
         Those of a launch without drafts, where the size is the least for some rows of such a one.
+        There padding costs a single step nothing that the host would notice, so the smallest size
+        leaves that step to the next.
         """
-        smaller = max((size for size, _ in self.speculative if size < rows), default=0)
-        several = self.num_steps > 1 and smaller < MULTI_STEP_ROWS
-        return (1, self.num_steps) if several else (1,)
+        smaller = [size for size, _ in self.speculative if size < rows]
+        if self.num_steps == 1 or max(smaller, default=0) >= MULTI_STEP_ROWS:
+            return (1,)
+        has_next = rows < self.speculative[-1][0]
+        return (self.num_steps,) if has_next and not smaller else (1, self.num_steps)
 
     def sampled_decode_shape(self, rows: int, width: int) -> DecodeShape:
         """The smallest bucket of a step with its sampler for a number of rows and blocks."""

@@ -38,12 +38,16 @@ class SpeculativeDecodeKey:
 def speculative_key(
     buckets: Buckets, rows: int, mode: SamplerMode, num_steps: int = 1
 ) -> SpeculativeDecodeKey:
-    """The key of the smallest steps with drafts for a number of rows.
+    """The key of the smallest launch with drafts for a number of rows and of steps.
 
     Raises:
         StopIteration: there are too many.
     """
-    size, drafter = next(each for each in buckets.speculative if each[0] >= rows)
+    size, drafter = next(
+        each
+        for each in buckets.speculative
+        if each[0] >= rows and num_steps in buckets.steps_with_drafts(each[0])
+    )
     shape = DecodeShape(size, buckets.widths[-1])
     return SpeculativeDecodeKey(shape, mode, drafter, num_steps)
 
