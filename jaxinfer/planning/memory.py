@@ -133,17 +133,27 @@ def _draft_bytes(shape: ModelShape, config: EngineConfig) -> int:
 
 
 def _step_bytes(shape: ModelShape, dtype: str, config: EngineConfig) -> int:
-    """The larger of a full prefill's activations and the sampler's logits.
-
-    A prefill holds the gate, up and product of an MLP, and the residual stream twice; of integer
-    weights also the plain matrices of gate and up.
-    """
+    """The larger of a full prefill's activations and the sampler's logits."""
     num_devices = config.tensor_parallel_size
-    mlp = 3 * shape.intermediate_size * max(shape.experts_per_token, 1) // num_devices
-    tokens = config.token_budget("gpu")
-    prefill = tokens * (mlp + 2 * shape.hidden_size) * BYTES_OF[dtype]
-    if shape.quantization is not None:
-        matrix = shape.hidden_size * shape.intermediate_size // num_devices
-        prefill += 2 * matrix * BYTES_OF[dtype]
+    prefill = prefill_bytes(shape, dtype, tokens=config.token_budget("gpu"), devices=num_devices)
     logits = config.max_num_seqs * shape.vocab_size // num_devices * 4
     return max(prefill, _LOGITS_HELD * logits)
+
+
+def prefill_bytes(shape: ModelShape, dtype: str, *, tokens: int, devices: int) -> int:
+    """Temporaries of a prefill on each device, estimated.
+
+    It holds the gate, up and product of an MLP, and the residual stream twice; of integer weights
+    also the plain matrices of gate and up.
+
+    Args:
+        shape: the model.
+        dtype: of activations.
+        tokens: of the step.
+        devices: the tensor-parallel degree.
+    """
+    mlp = 3 * shape.intermediate_size * max(shape.experts_per_token, 1) // devices
+    values = tokens * (mlp + 2 * shape.hidden_size)
+    if shape.quantization is not None:
+        values += 2 * (shape.hidden_size * shape.intermediate_size // devices)
+    return values * BYTES_OF[dtype]

@@ -47,6 +47,16 @@ def test_it_compiles_these_alone(tokenizer):
         assert set(compiled) == set(programs(llm))
 
 
+def test_it_keeps_no_state_of_samplers(pooling, llm):
+    runner = pooling._loaded.replicas[0].runner
+    pooling.embed(PROMPTS)
+    assert runner.resident.slots is None
+    assert runner.resident.last_tokens is not None
+    token_counts = (TINY_SETTINGS["max_num_seqs"] + 1) * TINY_CONFIG.vocab_size * 4
+    assert runner.memory.held.slots < token_counts
+    assert llm._loaded.replicas[0].runner.memory.held.slots > token_counts
+
+
 @pytest.mark.parametrize("prompts", [PROMPTS, [LONG, *PROMPTS]], ids=["short", "chunks"])
 def test_answers_are_those_of_an_engine_that_generates(pooling, llm, prompts):
     for each in (pooling, llm):
