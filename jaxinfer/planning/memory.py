@@ -29,7 +29,7 @@ class MemoryPlan:
         device_bytes: all of it.
         engine_bytes: the engine's share of it (`gpu_memory_utilization`, the allocator's share).
         weight_bytes: parameters.
-        slot_bytes: token counts of each sequence's slot, for penalties.
+        slot_bytes: token counts of each sequence's slot, for penalties; 0 of an engine for pooling.
         draft_bytes: texts that drafts are made from; 0 without.
         step_bytes: temporaries of the largest step. The engine compiles it to know; this estimate
             agrees with recorded engines within 0.4% of the device's memory.
@@ -86,6 +86,8 @@ def plan_memory(shape: ModelShape, chip: Chip, dtype: str, config: EngineConfig)
     kv_bytes = shape.kv_bytes_per_token(BYTES_OF[dtype], num_devices, config.kv_cache_dtype)
     weight_bytes = weight_bytes_per_device(shape, dtype, num_devices)
     slot_bytes = (config.max_num_seqs + 1) * shape.vocab_size // num_devices * 4
+    if config.runner == "pooling":
+        slot_bytes = 0
     draft_bytes = _draft_bytes(shape, config)
     step_bytes = _step_bytes(shape, dtype, config)
     most = engine_bytes(chip.memory_bytes, utilization=config.gpu_memory_utilization)
@@ -133,9 +135,11 @@ def _draft_bytes(shape: ModelShape, config: EngineConfig) -> int:
 
 
 def _step_bytes(shape: ModelShape, dtype: str, config: EngineConfig) -> int:
-    """The larger of a full prefill's activations and the sampler's logits."""
+    """The larger of a full prefill's activations and, where tokens are sampled, their logits."""
     num_devices = config.tensor_parallel_size
     prefill = prefill_bytes(shape, dtype, tokens=config.token_budget("gpu"), devices=num_devices)
+    if config.runner == "pooling":
+        return prefill
     logits = config.max_num_seqs * shape.vocab_size // num_devices * 4
     return max(prefill, _LOGITS_HELD * logits)
 
