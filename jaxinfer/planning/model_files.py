@@ -9,9 +9,10 @@ from jaxinfer.checks import show
 from jaxinfer.errors import ModelLoadError
 from jaxinfer.model.checkpoint.hub import refuse_gguf
 from jaxinfer.model.config import ModelConfig
-from jaxinfer.model.families.table import FAMILIES, backbone_config, classifier_of_file
+from jaxinfer.model.families.table import FAMILIES, classifier_of_file
 from jaxinfer.model.field_checks import whole_number
 from jaxinfer.model.hf_config import dense_fields, read_config_file
+from jaxinfer.model.hf_overrides import backbone_config
 from jaxinfer.planning.named_shapes import NAMED_SHAPES, find_shape
 from jaxinfer.planning.shapes import ModelShape, shape_of
 

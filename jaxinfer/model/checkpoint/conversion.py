@@ -25,8 +25,8 @@ from jaxinfer.model.checkpoint.output_directory import (
 from jaxinfer.model.checkpoint.safetensors_file import write_file
 from jaxinfer.model.checkpoint.weights import load_params, save_params
 from jaxinfer.model.config import ModelConfig
-from jaxinfer.model.families.table import backbone_config
 from jaxinfer.model.hf_config import read_config_file
+from jaxinfer.model.hf_overrides import backbone_config
 from jaxinfer.model.score_head import SCORE, SCORE_FILE, read_score_head, score_entry
 
 Format = Literal["safetensors", "orbax"]

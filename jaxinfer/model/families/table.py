@@ -72,16 +72,5 @@ def classifier_of_file(mapping: Mapping[str, Any]) -> Family | None:
     return family if has_head and not _lists(architectures, family.hf_class) else None
 
 
-def backbone_config(mapping: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The config.json object of the decoder behind a classifying head; others are as they are.
-
-    It reads as that of a tied language model, which needs no tensors but the decoder's.
-    """
-    family = classifier_of_file(mapping)
-    if family is None:
-        return mapping
-    return {**mapping, "architectures": [family.hf_class], "tie_word_embeddings": True}
-
-
 def _lists(architectures: Any, name: str | None) -> bool:
     return name is not None and isinstance(architectures, list) and name in architectures

@@ -9,10 +9,9 @@ from jaxinfer.errors import ModelLoadError
 from jaxinfer.model.checkpoint.hub import BUNDLED_DRAFT_HEAD, BUNDLED_HEAD_NAME, resolve_model
 from jaxinfer.model.config import ModelConfig
 from jaxinfer.model.draft_head.files import DraftHead, read_draft_head
-from jaxinfer.model.families.table import backbone_config
 from jaxinfer.model.generation_config import GenerationConfig
 from jaxinfer.model.hf_config import read_config_file
-from jaxinfer.model.hf_overrides import apply_overrides
+from jaxinfer.model.hf_overrides import apply_overrides, backbone_config
 from jaxinfer.model.score_head import ScoreHead, read_score_head
 from jaxinfer.model.text.tokenizer import Tokenizer
 
