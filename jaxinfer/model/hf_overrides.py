@@ -2,10 +2,12 @@
 
 import difflib
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
+from jaxinfer.model.config import ModelConfig
 from jaxinfer.model.families.table import classifier_of_file
-from jaxinfer.model.hf_config import SIZE_LIMITS, rope_object
+from jaxinfer.model.hf_config import SIZE_LIMITS, read_config_file, rope_object
 
 # Fields whose change changes the model. End-of-sequence ids have other sources, too.
 _FIELDS = (
@@ -61,6 +63,15 @@ def apply_overrides(mapping: Mapping[str, Any], overrides: Mapping[str, Any]) ->
             return merged | {"rope_parameters": None, name: change}  # refused by its own name
     merged.pop("rope_parameters", None)
     return merged | {"rope_scaling": rope}
+
+
+def decoder_config(file: Path) -> ModelConfig:
+    """The model of a config.json, of which a classifier is its decoder.
+
+    Raises:
+        ModelLoadError: as of `ModelConfig.from_directory`.
+    """
+    return ModelConfig.from_hf(backbone_config(read_config_file(file)), str(file))
 
 
 def backbone_config(mapping: Mapping[str, Any]) -> Mapping[str, Any]:

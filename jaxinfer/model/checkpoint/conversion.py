@@ -2,9 +2,9 @@
 
 import json
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -24,9 +24,8 @@ from jaxinfer.model.checkpoint.output_directory import (
 )
 from jaxinfer.model.checkpoint.safetensors_file import write_file
 from jaxinfer.model.checkpoint.weights import load_params, save_params
-from jaxinfer.model.config import ModelConfig
 from jaxinfer.model.hf_config import read_config_file
-from jaxinfer.model.hf_overrides import backbone_config
+from jaxinfer.model.hf_overrides import decoder_config
 from jaxinfer.model.score_head import SCORE, SCORE_FILE, read_score_head, score_entry
 
 Format = Literal["safetensors", "orbax"]
@@ -73,10 +72,8 @@ def convert_directory(
         OSError: it can't be written, or its disk is too small.
     """
     check_destination(destination)
-    file = source / "config.json"
-    mapping = read_config_file(file)
-    config = ModelConfig.from_hf(backbone_config(mapping), str(file))
-    head = _classifying_head(source, mapping, config.hidden_size, dtype)
+    config = decoder_config(source / "config.json")
+    head = _classifying_head(source, config.hidden_size, dtype)
     to = to or ("safetensors" if checkpoint.is_checkpoint(source) else "orbax")
     dtype = dtype or config.dtype
     with written_beside(destination) as partial:
@@ -97,14 +94,12 @@ def convert_directory(
     return to
 
 
-def _classifying_head(
-    source: Path, mapping: Mapping[str, Any], hidden_size: int, dtype: str | None
-) -> dict[str, np.ndarray]:
+def _classifying_head(source: Path, hidden_size: int, dtype: str | None) -> dict[str, np.ndarray]:
     """The tensor of a classifier's head, by its name; nothing of another model.
 
     It is as it was stored unless a dtype is given, since the engine scores with it in float32.
     """
-    if read_score_head(source, mapping, hidden_size) is None:
+    if read_score_head(source, read_config_file(source / "config.json"), hidden_size) is None:
         return {}
     rows = score_entry(source).mapped()
     return {SCORE: rows if dtype is None else np.asarray(rows, jnp.dtype(dtype))}

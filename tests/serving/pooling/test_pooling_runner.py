@@ -57,6 +57,28 @@ def test_it_keeps_no_state_of_samplers(pooling, llm):
     assert llm._loaded.replicas[0].runner.memory.held.slots > token_counts
 
 
+def test_progress_is_that_of_prompts(pooling, llm):
+    shown = []
+
+    class Bar:
+        def __init__(self, total, desc):
+            assert total == len(PROMPTS)
+
+        def set_postfix_str(self, text, refresh):
+            shown.append(text)
+
+        def update(self, count):
+            pass
+
+        def close(self):
+            pass
+
+    pooling.embed(PROMPTS, use_tqdm=Bar)
+    assert shown
+    assert all(text.endswith(" prompt tok/s") for text in shown)
+    assert not any(text.startswith("0 ") for text in shown)
+
+
 @pytest.mark.parametrize("prompts", [PROMPTS, [LONG, *PROMPTS]], ids=["short", "chunks"])
 def test_answers_are_those_of_an_engine_that_generates(pooling, llm, prompts):
     for each in (pooling, llm):
