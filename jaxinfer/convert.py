@@ -21,7 +21,8 @@ def build_parser() -> CommandParser:
     """The flags of `jaxinfer convert`."""
     parser = CommandParser(
         "convert",
-        "Convert a model directory between safetensors and Orbax, or a GGUF file to safetensors.",
+        "Convert a model directory between safetensors and Orbax, or a GGUF file to safetensors. "
+        "A classifier keeps its head.",
         _EPILOG,
     )
     parser.add_argument("model", help="directory or hub id of the model to read, or a GGUF file")

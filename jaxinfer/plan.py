@@ -27,11 +27,13 @@ _EXAMPLES = """examples:
   jaxinfer plan Qwen3-32B --device h100 --tp 2 --context 8192 --batch 1,16,64
   jaxinfer plan Qwen3-14B --compare h100,2xa100,4xl40s
   jaxinfer plan ./my-model --device 24:600:125 --json
+  jaxinfer plan Qwen3-0.6B --runner pooling --context 512
 
 exit status: 0, or 1 if a plan does not fit or can't be made"""
 
 _COUNT = {"type": positive_integer}
 _SIZES = {
+    "runner": {},
     "gpu_memory_utilization": {},
     "max_num_seqs": _COUNT,
     "max_num_batched_tokens": _COUNT,
@@ -40,7 +42,10 @@ _SIZES = {
     "speculative_config": {"type": json_object, "metavar": "JSON"},
 }
 """Fields of `EngineConfig` that are flags, and how they are read."""
-_MAX_NUM_SEQS = "256, or the largest batch"
+_DEFAULTS = {
+    "max_num_seqs": "256, or the largest batch",
+    "runner": "generate, or pooling for a classifier",
+}
 
 
 def build_parser() -> CommandParser:
@@ -96,7 +101,7 @@ def build_parser() -> CommandParser:
     )
     engine = parser.add_argument_group("engine")
     for name, reading in _SIZES.items():
-        default = _MAX_NUM_SEQS if name == "max_num_seqs" else None
+        default = _DEFAULTS.get(name)
         add_field_flag(engine, EngineConfig, name, flagged=_SIZES, default=default, reading=reading)
     parser.add_argument("--json", action="store_true", help="print one JSON object, or a list")
     parser.add_argument(

@@ -3,6 +3,7 @@
 On a CPU: python scripts/benchmark.py --compare-transformers --host-cost --start-up
 On a GPU: python scripts/benchmark.py --workload W1 --batch-sizes --model-shape 0.6b
           python scripts/benchmark.py --start-up --model-shape 0.6b
+          python scripts/benchmark.py --start-up --model-shape 0.6b --runner pooling
           python scripts/benchmark.py --memory --model-shape 8b
 """
 
@@ -104,10 +105,12 @@ def _starts(arguments: argparse.Namespace) -> None:
 
     # Before JAX starts here: on a GPU it would hold the memory that these processes need.
     shape, repeats = arguments.model_shape, arguments.repeats
-    engine = engine_start_report(shape, engine_arguments(arguments), repeats)
-    command = None if shape else start_up_report(repeats)
+    given = engine_arguments(arguments)
+    pools = given.get("runner") == "pooling"
+    engine = engine_start_report(shape, given, repeats)
+    command = None if shape or pools else start_up_report(repeats)
     start_platform(process_arguments(arguments))
-    kind = f"engine-start-{shape or 'bundled'}"
+    kind = f"engine-start-{'pooling-' if pools else ''}{shape or 'bundled'}"
     _keep(kind, engine, engine_start_lines(engine), arguments)
     if command is not None:
         _keep("start-up", command, start_up_lines(command), arguments)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from scripts.docs.drafts import DRAFT_TABLES
+from scripts.docs.embeddings import EMBEDDING_TABLES
 from scripts.docs.plots import PLOTS, is_current, plot_lines, update_plot
 from scripts.docs.profiles import profile_lines, profile_pictures
 from scripts.docs.tables import TABLES
@@ -21,8 +22,10 @@ DOCS = ROOT / "docs"
 FIGURES = ROOT / "docs" / "figures"
 Record = dict[str, Any]
 
+_TABLES = TABLES | DRAFT_TABLES | EMBEDDING_TABLES
+
 PARTS: dict[str, Callable[[list[Record]], list[str]]] = {
-    **{f"table {name}": make for name, make in (TABLES | DRAFT_TABLES).items()},
+    **{f"table {name}": make for name, make in _TABLES.items()},
     **{f"plot {name}": functools.partial(plot_lines, name) for name in PLOTS},
     **{f"profile {where}": functools.partial(profile_lines, where) for where in ("cpu", "gpu")},
 }

@@ -14,11 +14,14 @@ from types import SimpleNamespace
 import jax
 import numpy as np
 import pytest
+from safetensors.numpy import load_file
 
+from jaxinfer import LLM
 from jaxinfer.convert import main
 from jaxinfer.model.checkpoint.orbax_files import is_checkpoint
 from jaxinfer.model.checkpoint.weights import load_params
 from jaxinfer.model.config import ModelConfig
+from jaxinfer.testing import TINY_SETTINGS
 from tests.lazy import torch
 from tests.model import small_models
 
@@ -73,6 +76,44 @@ def test_dtype_is_converted_and_recorded(source, tmp_path):
     assert main([*arguments, "--quiet"]) == 0
     assert ModelConfig.from_directory(tmp_path / "wide").dtype == "float32"
     jax.tree.map(np.testing.assert_array_equal, load(tmp_path / "wide"), load(source, "float32"))
+
+
+@pytest.mark.parametrize("dtype", [None, "bfloat16"])
+def test_a_classifier_keeps_its_head(tmp_path, dtype):
+    source, orbax, again = (tmp_path / name for name in ("source", "orbax", "again"))
+    small_models.save_classifier(source, id2label={0: "calm", 1: "glad", 2: "sad"})
+    chosen = [] if dtype is None else ["--dtype", dtype]
+    assert main([str(source), str(orbax), "--quiet", *chosen]) == 0
+    assert is_checkpoint(orbax)
+    assert main([str(orbax), str(again), "--quiet", *chosen]) == 0
+    original = load_file(source / "model.safetensors")
+    written = load_file(again / "model.safetensors")
+    assert {*written} == {*original}
+    if dtype is None:
+        for name, tensor in original.items():
+            np.testing.assert_array_equal(written[name], tensor)
+    assert str(written["score.weight"].dtype) == (dtype or "float32")
+    settings = TINY_SETTINGS | {"dtype": "float32", "skip_tokenizer_init": True}
+    found = []
+    for directory in (source, orbax, again):
+        with LLM(directory, runner="pooling", **settings) as llm:
+            found.append(llm.classify([[5, 6, 7]])[0].logits)
+    assert found[1] == found[2]
+    assert found[0] == pytest.approx(found[1], abs=0 if dtype is None else 0.05)
+    assert (found[0] == found[1]) == (dtype is None)
+
+
+def test_a_classifier_without_its_head_is_one_line(tmp_path, capfd):
+    source, orbax = tmp_path / "source", tmp_path / "orbax"
+    small_models.save_classifier(source)
+    assert main([str(source), str(orbax), "--quiet"]) == 0
+    (orbax / "score.safetensors").unlink()
+    capfd.readouterr()
+    assert main([str(orbax), str(tmp_path / "again"), "--quiet"]) == 1
+    error = capfd.readouterr().err
+    assert "score.safetensors: missing" in error
+    assert error.count("\n") == 1
+    assert not (tmp_path / "again").exists()
 
 
 def test_mistakes_give_one_line_and_write_nothing(source, tmp_path, capfd):
@@ -152,7 +193,7 @@ def test_a_disk_that_fills_up_is_one_line_and_leaves_nothing(
 
 
 def test_ctrl_c_leaves_nothing_and_says_so(source, tmp_path, capfd, monkeypatch):
-    def interrupted(params, config, directory):
+    def interrupted(params, config, directory, **_):
         (directory / "model.safetensors").write_text("half")
         raise KeyboardInterrupt
 
@@ -166,7 +207,7 @@ def test_ctrl_c_leaves_nothing_and_says_so(source, tmp_path, capfd, monkeypatch)
 def test_what_a_thread_writes_after_the_error_goes_as_well(source, tmp_path, monkeypatch):
     late = []
 
-    def fail(params, config, directory):
+    def fail(params, config, directory, **_):
         late.append(threading.Timer(0.05, lambda: (directory / "shard").mkdir(parents=True)))
         late[0].start()
         raise OSError(errno.ENOSPC, "No space left on device")

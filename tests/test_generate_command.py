@@ -101,6 +101,12 @@ def test_engine_flags_win_over_the_commands_own_choices(engines):
     assert engines[0].arguments["block_size"] == 32
 
 
+def test_an_engine_for_pooling_is_refused_before_it_starts(engines, capsys):
+    assert main(["-p", "abc", "--runner", "pooling"]) == 1
+    assert "--runner pooling generates nothing" in capsys.readouterr().err
+    assert not engines
+
+
 def test_sampling_flags_change_only_what_they_name(engines):
     main(["-p", "abc", "--top-k", "5", "-m", "9"])
     params = engines[0].requests[0][1]

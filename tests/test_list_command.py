@@ -56,6 +56,12 @@ def test_json_has_every_field(capsys, cache):
     }
 
 
+def test_a_classifier_is_run_by_its_family(capsys, cache):
+    add_cached(cache, "org/c", plain_files(architectures=["Qwen3ForSequenceClassification"]))
+    (model,) = json.loads(_list(capsys, "--json").out)
+    assert (model["family"], model["obstacle"]) == ("qwen3", None)
+
+
 def test_weights_that_are_missing_are_said(capsys, cache):
     files = plain_files()
     del files["model.safetensors"], files["pytorch_model.bin"]

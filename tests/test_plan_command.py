@@ -74,6 +74,18 @@ def test_json_is_an_object_or_a_list(capsys):
     assert [each["chip"]["name"] for each in two] == ["H200", "L40S"]
 
 
+def test_an_engine_for_pooling_has_times_of_prompts_alone(capsys):
+    text = _output(capsys, "Qwen3-0.6B", "--runner", "pooling", "--batch", "4")
+    assert re.search(r"^batch +ms: floor +expected +MFU +prompt tok/s$", text, re.M)
+    assert "TPOT" not in text
+    assert "slots" not in text
+    assert "a token decoded alone" not in text
+    text = _output(capsys, "Qwen3-0.6B", "--runner", "pooling", "--compare", "a100")
+    assert re.search(r"^Qwen3-0.6B +A100 80GB .* - +256 ", text, re.M)
+    assert "Without TPOT nothing is generated" in text
+    assert "Without TPOT" not in _output(capsys, "Qwen3-0.6B", "--compare", "a100")
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -38,6 +38,21 @@ def test_a_cpu_is_recorded_as_json_with_the_usual_times_beside_it(tmp_path, caps
     assert "generating" in (tmp_path / "memory.txt").read_text()
 
 
+@pytest.mark.slow
+def test_an_engine_for_pooling_is_recorded_reading_prompts(tmp_path, capsys):
+    flags = ["--runner", "pooling", "--memory", "--output", str(tmp_path), "--json"]
+    assert dispatch(["profile", *flags, *SMALL, "64"]) == 0
+    report = ProfileReport.from_dict(json.loads(capsys.readouterr().out))
+    (row,) = report.steps
+    assert (row.kind, row.steps, row.tokens) == ("prefill", 3, 32)  # nothing was cached
+    assert [(each.kind, each.run) for each in report.timings] == [
+        ("prefill", "as always"),
+        ("prefill", "recorded"),
+    ]
+    assert "head" not in {part.part for part in report.parts}
+    assert json.loads((tmp_path / "memory.json").read_text())["phases"]
+
+
 @pytest.mark.parametrize(
     ("flags", "message"),
     [

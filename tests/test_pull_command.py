@@ -102,6 +102,13 @@ def test_ctrl_c_ends_it_at_once_and_leaves_complete_files_alone(capsys, hub, mon
     assert not TAKEN & set(left)
 
 
+def test_a_classifier_is_downloaded_for_its_family(capsys, hub):
+    files = plain_files(architectures=["Qwen3ForSequenceClassification"])
+    hub.models[NAME].files = files
+    assert "family qwen3" in _pull(capsys, NAME).err
+    assert "model.safetensors" in hub.fetched
+
+
 @pytest.mark.parametrize(
     ("card", "licence"),
     [

@@ -58,12 +58,19 @@ def open_engine(
         quiet: no progress, no note about Ctrl-C.
 
     Raises:
-        ValueError: the engine refuses an argument; the message names its flag.
+        ValueError: the engine refuses an argument; the message names its flag. Or the command
+            generates, and the engine would not.
     """
+    given = engine_arguments(arguments)
+    if given.get("runner") == "pooling" and "runner" not in defaults:
+        raise ValueError(
+            "--runner pooling generates nothing, and this command does; leave it out, or see "
+            "jaxinfer embed and jaxinfer serve"
+        )
     from jaxinfer import LLM
 
     with speaking_of_flags():
-        llm = LLM(**{"show_progress": not quiet, **defaults, **engine_arguments(arguments)})
+        llm = LLM(**{"show_progress": not quiet, **defaults, **given})
     with llm:
         try:
             yield llm

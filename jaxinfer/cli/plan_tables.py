@@ -9,6 +9,7 @@ from jaxinfer.profiling.figures import aligned, share_text
 
 _GIB = 2**30
 _WIDTH = 96
+_SLOTS = "token counts, for penalties"
 _DRAFTS = "tokens that they are made from, for the longest context"
 _CONTEXTS = (1024, 4096, 16_384, 32_768, 131_072)
 
@@ -27,6 +28,8 @@ def comparison_lines(plans: Sequence[Plan]) -> list[str]:
         "smallest batch. tok/s: of the largest batch that fits. Expected values, or floors (*) "
         "where nothing else is known."
     )
+    if any(plan.runner == "pooling" for plan in plans):
+        legend += " Without TPOT nothing is generated: tok/s are of prompts."
     to_fit = [
         f"  {plan.model}, {plan.chip.name}: {each}" for plan in plans for each in plan.remedies
     ]
@@ -55,7 +58,7 @@ def _comparison_row(plan: Plan) -> tuple[str, ...]:
     return (
         *row,
         _milliseconds(_shown(first.ttft)) + mark,
-        _milliseconds(_shown(first.tpot)) + mark,
+        "-" if first.tpot is None else _milliseconds(_shown(first.tpot)) + mark,
         f"{last.sequences:,}",
         f"{last.tokens_per_s:,.0f}{mark}",
     )
@@ -95,7 +98,8 @@ def _parts(plan: Plan) -> Iterator[str]:
         f"{plan.parameters:,}",
         f"{sum(part.flops_per_token for part in plan.operations) / 1e6:,.1f}",
         f"{sum(part.bytes_per_token for part in plan.operations) / 1e6:,.1f}",
-        "a token decoded alone, on all devices together",
+        ("a token" if plan.runner == "pooling" else "a token decoded alone")
+        + ", on all devices together",
     )
     yield from aligned([head, *rows, total], last_left=True)
     yield ""
@@ -114,7 +118,7 @@ def _memory(plan: Plan) -> Iterator[str]:
         ("engine may take", _gib(memory.engine_bytes), ""),
         ("weights", _gib(memory.weight_bytes), ""),
         ("largest step", _gib(memory.step_bytes), "an estimate; the engine compiles it to know"),
-        ("slots", _gib(memory.slot_bytes), "token counts, for penalties"),
+        *([("slots", _gib(memory.slot_bytes), _SLOTS)] if memory.slot_bytes else []),
         *_draft_rows(memory),
         ("KV cache", _gib(memory.kv_bytes), blocks if memory.num_kv_blocks else "no room"),
     ]
@@ -145,16 +149,21 @@ def _kv_formula(plan: Plan) -> str:
 def _batches(plan: Plan) -> Iterator[str]:
     expected = _is_expected(plan)
     head = ["batch", "TTFT ms: floor", "expected", "MFU", "TPOT ms: floor", "expected", "MBU"]
+    if plan.runner == "pooling":
+        head = ["batch", "ms: floor", "expected", "MFU"]
     rows = []
     for batch in plan.batches:
         row = [f"{batch.sequences}"]
         for time in (batch.ttft, batch.tpot):
+            if time is None:
+                continue
             row += [_milliseconds(time.floor_s)]
             row += [_milliseconds(time.expected_s) if time.expected_s is not None else "-"]
             row += [share_text(time.utilization) if expected else "-"]
         row += [f"{batch.tokens_per_s:,.0f}" if batch.fits else "does not fit"]
         rows.append(tuple(row))
-    head.append("tok/s" if expected else "tok/s at most")
+    tokens = "prompt tok/s" if plan.runner == "pooling" else "tok/s"
+    head.append(tokens if expected else f"{tokens} at most")
     yield from aligned([tuple(head), *rows], left=0)
 
 
@@ -186,7 +195,7 @@ def _wrapped(text: str) -> list[str]:
 
 
 def _is_expected(plan: Plan) -> bool:
-    return plan.batches[0].tpot.expected_s is not None
+    return plan.batches[0].ttft.expected_s is not None
 
 
 def _shown(time: Time) -> float:

@@ -13,6 +13,7 @@ _WARM_UPS = 2
 """Number of warm-up batches: a program's first launches compile it and capture its CUDA graph."""
 TIMED_TOKENS = 33
 """Tokens of each sequence: enough steps for the median of a decode step."""
+_TIMED_READS = 5  # of a batch whose prompts are read alone, each a step or more
 Timing = dict[str, Any]
 """The fields of `jaxinfer.profiling.host_time.Timing`, as JSON-like values."""
 
@@ -27,12 +28,13 @@ def time_steps(llm: "LLM", prompts: list[list[int]], run: str) -> list[Timing]:
     """
     from jaxinfer.profiling.host_time import StepTime, timings
 
+    count = _TIMED_READS if _pools(llm) else TIMED_TOKENS
     for _ in range(_WARM_UPS):
-        run_batch(llm, prompts, TIMED_TOKENS)
+        run_batch(llm, prompts, count)
     every: list[StepTime] = []
     for _ in range(_REPEATS):
         with llm.time_steps() as steps:
-            run_batch(llm, prompts, TIMED_TOKENS)
+            run_batch(llm, prompts, count)
         every += steps
     return [dataclasses.asdict(timing) for timing in timings(every, run)]
 
@@ -48,12 +50,24 @@ def record_steps(
 
 
 def run_batch(llm: "LLM", prompts: list[list[int]], tokens: int) -> None:
-    """Generate `tokens` tokens after each prompt, with nothing cached."""
+    """Generate `tokens` tokens after each prompt, with nothing cached.
+
+    An engine for pooling reads the prompts as often instead, with nothing cached each time.
+    """
     from jaxinfer import SamplingParams
 
+    if _pools(llm):
+        for _ in range(tokens):
+            llm.reset_prefix_cache()
+            llm.embed(prompts)
+        return
     llm.reset_prefix_cache()
     params = SamplingParams(max_tokens=tokens, temperature=0.0, ignore_eos=True)
     llm.generate([{"prompt_token_ids": ids} for ids in prompts], params, use_tqdm=False)
+
+
+def _pools(llm: "LLM") -> bool:
+    return llm.engine_config.runner == "pooling"
 
 
 def random_prompts(sequences: int, tokens: int, vocab_size: int) -> list[list[int]]:

@@ -1,10 +1,13 @@
-"""Changes to a model's config.json that a caller asks for without editing the file."""
+"""Changes to what a config.json says, without editing the file: a caller's, a classifier's."""
 
 import difflib
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
-from jaxinfer.model.hf_config import SIZE_LIMITS, rope_object
+from jaxinfer.model.config import ModelConfig
+from jaxinfer.model.families.table import classifier_of_file
+from jaxinfer.model.hf_config import SIZE_LIMITS, read_config_file, rope_object
 
 # Fields whose change changes the model. End-of-sequence ids have other sources, too.
 _FIELDS = (
@@ -60,6 +63,26 @@ def apply_overrides(mapping: Mapping[str, Any], overrides: Mapping[str, Any]) ->
             return merged | {"rope_parameters": None, name: change}  # refused by its own name
     merged.pop("rope_parameters", None)
     return merged | {"rope_scaling": rope}
+
+
+def decoder_config(file: Path) -> ModelConfig:
+    """The model of a config.json, of which a classifier is its decoder.
+
+    Raises:
+        ModelLoadError: as of `ModelConfig.from_directory`.
+    """
+    return ModelConfig.from_hf(backbone_config(read_config_file(file)), str(file))
+
+
+def backbone_config(mapping: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The config.json object of the decoder behind a classifying head; others are as they are.
+
+    It reads as that of a tied language model, which needs no tensors but the decoder's.
+    """
+    family = classifier_of_file(mapping)
+    if family is None:
+        return mapping
+    return {**mapping, "architectures": [family.hf_class], "tie_word_embeddings": True}
 
 
 def _merge(mapping: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:

@@ -13,12 +13,17 @@ import numpy as np
 
 from jaxinfer.checks import show
 from jaxinfer.errors import ModelLoadError
+from jaxinfer.model.checkpoint.directory_files import contained_file
+from jaxinfer.model.checkpoint.safetensors_file import TensorEntry, read_header
 from jaxinfer.model.checkpoint.source_plan import FLOATS
-from jaxinfer.model.checkpoint.weight_files import tensor_entries
+from jaxinfer.model.checkpoint.weight_files import is_checkpoint, tensor_entries
 from jaxinfer.model.families.table import classifier_of_file
 
 SCORE = "score.weight"
 """The tensor that holds the rows."""
+
+SCORE_FILE = "score.safetensors"
+"""The file that holds it beside an Orbax checkpoint, which has the decoder alone."""
 
 Activation = Literal["sigmoid", "softmax", "identity"]
 
@@ -64,24 +69,13 @@ class ScoreHead:
         return weights / weights.sum()
 
 
-def backbone_config(mapping: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The config.json object of the decoder behind a classifying head; others are as they are.
-
-    It reads as that of a tied language model, which needs no tensors but the decoder's.
-    """
-    family = classifier_of_file(mapping)
-    if family is None:
-        return mapping
-    return {**mapping, "architectures": [family.hf_class], "tie_word_embeddings": True}
-
-
 def read_score_head(
     directory: Path, mapping: Mapping[str, Any], hidden_size: int
 ) -> ScoreHead | None:
     """The classifying head of a model directory; None for another model.
 
     Args:
-        directory: holds safetensors.
+        directory: holds safetensors, or an Orbax checkpoint and the rows beside it.
         mapping: the object of its config.json.
         hidden_size: E.
 
@@ -97,10 +91,23 @@ def read_score_head(
     return ScoreHead(rows, labels, _activation(mapping, source))
 
 
-def _read_rows(directory: Path, hidden_size: int) -> np.ndarray:
-    entry = tensor_entries(directory).get(SCORE)
-    if entry is None:
+def score_entry(directory: Path) -> TensorEntry:
+    """Where the rows lie in a classifier's directory.
+
+    Raises:
+        ModelLoadError: there are none, or the file that should hold them can't be read.
+    """
+    if is_checkpoint(directory):
+        entries = read_header(contained_file(directory, SCORE_FILE, directory / "config.json"))
+    else:
+        entries = tensor_entries(directory)
+    if SCORE not in entries:
         raise ModelLoadError(f"{directory}: config.json's classifier needs a tensor {SCORE!r}")
+    return entries[SCORE]
+
+
+def _read_rows(directory: Path, hidden_size: int) -> np.ndarray:
+    entry = score_entry(directory)
     if len(entry.shape) != 2 or entry.shape[1] != hidden_size or not entry.shape[0]:
         raise ModelLoadError(
             f"{entry.file}: {SCORE} has shape {entry.shape}, config.json implies "

@@ -7,7 +7,7 @@ import dataclasses
 
 from jaxinfer.config import KVCacheDType
 from jaxinfer.planning.devices import Chip
-from jaxinfer.planning.shapes import ModelShape
+from jaxinfer.planning.shapes import ATTENTION, MLP, PROJECTIONS, ModelShape
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -55,6 +55,8 @@ def model_cost(
     bytes_per_value: int = 2,
     num_devices: int = 1,
     kv_cache_dtype: KVCacheDType = "auto",
+    *,
+    pools: bool = False,
 ) -> ModelCost:
     """Count bytes and operations; norms and embedding rows are left out.
 
@@ -65,18 +67,19 @@ def model_cost(
             are whole heads: with fewer heads than devices, each has one, and all of their
             projections.
         kv_cache_dtype: dtype of keys and values in the cache.
+        pools: prompts are read alone, and no token goes through the head.
     """
     E, L, N = shape.hidden_size, shape.num_hidden_layers, num_devices
     kv_split = N if shape.num_key_value_heads % N == 0 else 1
     attention = 2 * E * shape.q_size // N + 2 * E * shape.kv_size // kv_split
     router = E * shape.num_experts
     dense = 0 if shape.num_experts else shape.mlp_weights // N
-    head = shape.vocab_size * E // N
+    head = 0 if pools else shape.vocab_size * E // N
     outside_experts = L * (attention + router + dense)
     chosen = L * shape.experts_per_token * shape.mlp_weights // N
     return ModelCost(
         weight_bytes=(outside_experts + head) * bytes_per_value
-        - shape.bytes_saved(bytes_per_value, N),
+        - shape.bytes_saved(bytes_per_value, N, parts=(*ATTENTION, *MLP) if pools else PROJECTIONS),
         kv_bytes_per_token=shape.kv_bytes_per_token(bytes_per_value, N, kv_cache_dtype),
         layer_flops_per_token=2 * (outside_experts + chosen),
         head_flops_per_token=2 * head,

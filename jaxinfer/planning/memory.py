@@ -30,7 +30,7 @@ class MemoryPlan:
         device_bytes: all of it.
         engine_bytes: the engine's share of it (`gpu_memory_utilization`, the allocator's share).
         weight_bytes: the model's parameters.
-        slot_bytes: token counts of each sequence's slot, for penalties.
+        slot_bytes: token counts of each sequence's slot, for penalties; 0 of an engine for pooling.
         draft_bytes: texts that drafts are made from; 0 without.
         draft_head_bytes: a draft head's parameters; 0 without.
         step_bytes: temporaries of the largest step. The engine compiles it to know; this estimate
@@ -96,6 +96,8 @@ def plan_memory(
     kv_bytes = shape.kv_bytes_per_token(BYTES_OF[dtype], num_devices, config.kv_cache_dtype)
     weight_bytes = weight_bytes_per_device(shape, dtype, num_devices)
     slot_bytes = (config.max_num_seqs + 1) * shape.vocab_size // num_devices * 4
+    if config.runner == "pooling":
+        slot_bytes = 0
     step_bytes = _step_bytes(shape, dtype, config, drafts)
     most = engine_bytes(chip.memory_bytes, utilization=config.gpu_memory_utilization)
     try:
@@ -125,18 +127,34 @@ def plan_memory(
 
 
 def _step_bytes(shape: ModelShape, dtype: str, config: EngineConfig, drafts: DraftMemory) -> int:
-    """The larger of a full prefill's activations and the sampler's logits.
-
-    A prefill holds the gate, up and product of an MLP, and the residual stream twice; of integer
-    weights also the plain matrices of gate and up; and the hidden states that a draft head reads.
-    """
-    num_devices = config.tensor_parallel_size
-    mlp = 3 * shape.intermediate_size * max(shape.experts_per_token, 1) // num_devices
-    tokens = config.token_budget("gpu")
-    states = (2 + drafts.num_states) * shape.hidden_size
-    prefill = tokens * (mlp + states) * BYTES_OF[dtype]
-    if shape.quantization is not None:
-        matrix = shape.hidden_size * shape.intermediate_size // num_devices
-        prefill += 2 * matrix * BYTES_OF[dtype]
+    """The larger of a full prefill's activations and, where tokens are sampled, their logits."""
+    num_devices, tokens = config.tensor_parallel_size, config.token_budget("gpu")
+    prefill = prefill_bytes(
+        shape, dtype, tokens=tokens, devices=num_devices, states=drafts.num_states
+    )
+    if config.runner == "pooling":
+        return prefill
     logits = drafts.most_rows(config.max_num_seqs) * shape.vocab_size // num_devices * 4
     return max(prefill, _LOGITS_HELD * logits)
+
+
+def prefill_bytes(
+    shape: ModelShape, dtype: str, *, tokens: int, devices: int, states: int = 0
+) -> int:
+    """Temporaries of a prefill on each device, estimated.
+
+    It holds the gate, up and product of an MLP, and the residual stream twice; of integer weights
+    also the plain matrices of gate and up.
+
+    Args:
+        shape: the model.
+        dtype: of activations.
+        tokens: of the step.
+        devices: the tensor-parallel degree.
+        states: hidden states of each token that a draft head reads.
+    """
+    mlp = 3 * shape.intermediate_size * max(shape.experts_per_token, 1) // devices
+    values = tokens * (mlp + (2 + states) * shape.hidden_size)
+    if shape.quantization is not None:
+        values += 2 * (shape.hidden_size * shape.intermediate_size // devices)
+    return values * BYTES_OF[dtype]

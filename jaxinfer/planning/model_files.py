@@ -1,5 +1,6 @@
 """Resolves a model name to its shape: from a directory, a published name or the hub's cache."""
 
+import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -8,14 +9,16 @@ from jaxinfer.checks import show
 from jaxinfer.errors import ModelLoadError
 from jaxinfer.model.checkpoint.hub import refuse_gguf
 from jaxinfer.model.config import ModelConfig
-from jaxinfer.model.families.table import FAMILIES
+from jaxinfer.model.families.table import FAMILIES, classifier_of_file
 from jaxinfer.model.field_checks import whole_number
 from jaxinfer.model.hf_config import dense_fields, read_config_file
+from jaxinfer.model.hf_overrides import backbone_config
 from jaxinfer.planning.named_shapes import NAMED_SHAPES, find_shape
 from jaxinfer.planning.shapes import ModelShape, shape_of
 
 _WITH_EXPERTS = "qwen3_moe"  # planned, but not served
 _MOST_EXPERTS = 4096
+_MOST_CLASSES = 1 << 20
 
 
 def read_shape(model: str | Path) -> tuple[str, ModelShape]:
@@ -61,7 +64,10 @@ def shape_from_hf(mapping: Mapping[str, Any], source: str) -> ModelShape:
     """
     model_type = mapping.get("model_type")
     if model_type in FAMILIES:
-        return shape_of(ModelConfig.from_hf(mapping, source))
+        shape = shape_of(ModelConfig.from_hf(backbone_config(mapping), source))
+        if classifier_of_file(mapping) is None:
+            return shape
+        return dataclasses.replace(shape, num_classes=_num_classes(mapping, source))
     try:
         if model_type != _WITH_EXPERTS:
             known = ", ".join(sorted([*FAMILIES, _WITH_EXPERTS]))
@@ -73,6 +79,19 @@ def shape_from_hf(mapping: Mapping[str, Any], source: str) -> ModelShape:
         own = {**mapping, "intermediate_size": mapping.get("moe_intermediate_size")}
         fields = dense_fields(own, default_rope_theta=ModelConfig.rope_theta)
         return ModelShape(**fields, **_experts(mapping), model_type=_WITH_EXPERTS)
+    except ValueError as error:
+        raise ModelLoadError(f"{source}: {error}") from None
+
+
+def _num_classes(mapping: Mapping[str, Any], source: str) -> int:
+    """The classes of a classifier: as many as it names; transformers leaves out that they are 2."""
+    names, count = mapping.get("id2label"), mapping.get("num_labels")
+    try:
+        if count is None:
+            if not isinstance(names, Mapping | None):
+                raise ValueError(f"id2label must name the classes, got {show(names)}")
+            count = 2 if names is None else len(names)
+        return whole_number("num_labels", count, 1, _MOST_CLASSES)
     except ValueError as error:
         raise ModelLoadError(f"{source}: {error}") from None
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxinfer.checks import check_integer
-from jaxinfer.config import EngineConfig, KVCacheDType
+from jaxinfer.config import EngineConfig, KVCacheDType, RunnerType
 from jaxinfer.planning.devices import Chip, find_device
 from jaxinfer.planning.drafts import DraftMemory, draft_memory
 from jaxinfer.planning.memory import MemoryPlan, plan_memory
@@ -28,6 +28,10 @@ _DRAFTS = (
     "Times are those without drafts: a step with some takes a little longer, and gives a token and "
     "as many more as were guessed right."
 )
+_POOLS = (
+    "An engine for pooling generates nothing: times are until the last of a batch's prompts is "
+    "read, and tokens a second are those of prompts."
+)
 _MOST_TOKENS = 1 << 24
 _MOST_SEQUENCES = 1 << 16
 
@@ -39,18 +43,26 @@ class BatchPlan:
     Attributes:
         sequences: B.
         fits: whether the KV cache holds them all at once; otherwise some wait.
-        ttft: time until the last of B prompts that arrive together has its first token.
-        tpot: a decode step: the time between two tokens of each.
+        context: tokens of each.
+        ttft: time until the last of B prompts that arrive together has its first token or, of an
+            engine for pooling, is read.
+        tpot: a decode step: the time between two tokens of each; None of an engine for pooling.
     """
 
     sequences: int
     fits: bool
+    context: int
     ttft: Time
-    tpot: Time
+    tpot: Time | None
 
     @property
     def tokens_per_s(self) -> float:
-        """Output tokens a second of all sequences: as expected, or at most if that is unknown."""
+        """Tokens a second of all sequences: as expected, or at most if that is unknown.
+
+        They are output tokens or, of an engine for pooling, tokens of prompts.
+        """
+        if self.tpot is None:
+            return self.sequences * self.context / (self.ttft.expected_s or self.ttft.floor_s)
         return self.sequences / (self.tpot.expected_s or self.tpot.floor_s)
 
 
@@ -65,6 +77,7 @@ class Plan:
         tensor_parallel_size: devices that share the model.
         dtype: of activations, and of weights that are not quantized.
         kv_cache_dtype: of keys and values: "auto" is `dtype`.
+        runner: what the engine is for; "pooling" of a classifier.
         context: tokens of each sequence: of its prompt for TTFT, or read by a decode step.
         parameters: number of the model's parameters.
         active_parameters: parameters that one token uses.
@@ -81,6 +94,7 @@ class Plan:
     tensor_parallel_size: int
     dtype: str
     kv_cache_dtype: KVCacheDType
+    runner: RunnerType
     context: int
     parameters: int
     active_parameters: int
@@ -132,8 +146,9 @@ def plan(
         batches: numbers of sequences to plan for; None takes powers of 2 up to 256 that fit.
         engine: sizes of `EngineConfig`: `max_num_seqs` (at least the largest batch if it is left
             out), `max_num_batched_tokens`, `block_size`, `gpu_memory_utilization`;
-            `kv_cache_dtype`; and `speculative_config`, whose draft head is a directory, "bundled",
-            or a hub id that is in the local cache.
+            `kv_cache_dtype`; `runner`, which is "pooling" for a classifier; and
+            `speculative_config`, whose draft head is a directory, "bundled", or a hub id that is in
+            the local cache.
 
     Returns:
         The plan. One that does not fit is a plan, too: see `Plan.fits` and `Plan.remedies`.
@@ -141,7 +156,8 @@ def plan(
     Raises:
         ModelLoadError: there is no such model or draft head here, its config.json can't be
             counted, or the head is for another model.
-        ValueError: a size is out of range, or the model does not split over the devices.
+        ValueError: a size is out of range, the model does not split over the devices, or it is a
+            classifier, and something is asked for that generates.
     """
     name, shape = read_shape(model)
     chip = find_device(device)
@@ -158,14 +174,17 @@ def plan(
             "most that an engine runs at once; raise max_num_seqs or take a smaller batch"
         )
     engine = {"max_num_seqs": max(EngineConfig.max_num_seqs, most)} | engine
+    if shape.num_classes:
+        engine = _for_classifier(engine)
     config = EngineConfig(tensor_parallel_size=tensor_parallel_size, **engine)
     _check_divisible(shape, config.tensor_parallel_size)
     drafts = draft_memory(shape, dtype, config)
     memory = plan_memory(shape, chip, dtype, config, drafts)
     if batches is None:
         batches = [rows for rows in DEFAULT_BATCHES if rows <= memory.sequences(context)] or [1]
+    pools = config.runner == "pooling"
     timing = Timing(
-        shape, chip, config.tensor_parallel_size, BYTES_OF[dtype], config.kv_cache_dtype
+        shape, chip, config.tensor_parallel_size, BYTES_OF[dtype], config.kv_cache_dtype, pools
     )
     return Plan(
         model=name,
@@ -174,23 +193,44 @@ def plan(
         tensor_parallel_size=config.tensor_parallel_size,
         dtype=dtype,
         kv_cache_dtype=config.kv_cache_dtype,
+        runner=config.runner,
         context=context,
         parameters=count_parameters(shape),
         active_parameters=active_parameters(shape),
-        operations=operations(shape, dtype, context, config.kv_cache_dtype),
+        operations=operations(shape, dtype, context, config.kv_cache_dtype, pools=pools),
         memory=memory,
         batches=tuple(
             BatchPlan(
                 sequences=rows,
                 fits=rows <= memory.sequences(context),
+                context=context,
                 ttft=timing.prefill(rows, context),
-                tpot=timing.decode_step(rows, context),
+                tpot=None if pools else timing.decode_step(rows, context),
             )
             for rows in batches
         ),
         remedies=remedies(shape, chip, dtype, config, drafts, rows=max(batches), context=context),
         notes=(*_notes(timing, dtype), *_draft_notes(drafts, chip)),
     )
+
+
+def _for_classifier(engine: dict[str, Any]) -> dict[str, Any]:
+    """The arguments of the engine that runs a classifier.
+
+    Raises:
+        ValueError: they ask for one that generates.
+    """
+    if engine.get("runner", "pooling") != "pooling":
+        raise ValueError(
+            "runner='generate': the model has a classifying head and can't generate; leave runner "
+            "out, or write runner='pooling'"
+        )
+    if engine.get("speculative_config") is not None:
+        raise ValueError(
+            "speculative_config drafts answers, and a model with a classifying head gives none; "
+            "leave it out"
+        )
+    return engine | {"runner": "pooling"}
 
 
 def _dtype(dtype: str, shape: ModelShape) -> str:
@@ -247,6 +287,13 @@ def _notes(timing: Timing, dtype: str) -> list[str]:
         notes.append(
             "Expected times are fitted to recorded H200 runs, with a largest error of "
             f"{recorded_overheads().worst:.0%}; TTFT is that of prompts that find the engine idle."
+        )
+    if timing.pools:
+        notes.append(_POOLS)
+    if shape.num_classes:
+        notes.append(
+            f"The classifying head lies on the host, in float32: {shape.num_classes} "
+            f"class{'es' if shape.num_classes > 1 else ''}."
         )
     if not chip.measured:
         notes.append(

@@ -32,7 +32,12 @@ class Operation:
 
 
 def operations(
-    shape: ModelShape, dtype: str, context: int, kv_cache_dtype: KVCacheDType = "auto"
+    shape: ModelShape,
+    dtype: str,
+    context: int,
+    kv_cache_dtype: KVCacheDType = "auto",
+    *,
+    pools: bool = False,
 ) -> tuple[Operation, ...]:
     """Every part of the forward pass.
 
@@ -41,6 +46,7 @@ def operations(
         dtype: of activations, and of weights that are not quantized.
         context: tokens that attention reads.
         kv_cache_dtype: dtype of keys and values in the cache.
+        pools: prompts are read alone, and no token goes through the head.
     """
     size = BYTES_OF[dtype]
     parts = [_embedding(shape, size), _norms(shape, size), _projections(shape, size)]
@@ -49,7 +55,12 @@ def operations(
     parts += (
         [_router(shape, size), _experts(shape, size)] if shape.num_experts else [_mlp(shape, size)]
     )
-    return (*parts, _head(shape, size))
+    head = _classifier(shape) if shape.num_classes else _head(shape, size)
+    if pools and not shape.num_classes:
+        where = "the embedding" if shape.tie_word_embeddings else head.formula
+        formula = f"{where}; no token goes through it"
+        head = dataclasses.replace(head, flops_per_token=0, bytes_per_token=0, formula=formula)
+    return (*parts, head)
 
 
 def count_parameters(shape: ModelShape) -> int:
@@ -73,7 +84,8 @@ def weight_bytes_per_device(shape: ModelShape, dtype: str, num_devices: int) -> 
     wide = shape.layer_kind.wide_norms
     whole = _norms(shape, 1).parameters + L * shape.bias_size("o_proj", "down_proj")
     whole -= L * shape.qk_norm_size if wide else 0
-    split = _embedding(shape, 1).parameters + _head(shape, 1).parameters
+    split = _embedding(shape, 1).parameters
+    split += 0 if shape.num_classes else _head(shape, 1).parameters
     split += L * (2 * E * shape.q_size + max(shape.num_experts, 1) * shape.mlp_weights)
     whole += L * E * shape.num_experts
     keys_and_values = 2 * L * E * shape.kv_size
@@ -167,6 +179,12 @@ def _experts(shape: ModelShape, size: int) -> Operation:
     active = L * chosen * shape.mlp_weights
     formula = f"L·X·3·E·F = {L}·{X}·3·{E}·{F}, {chosen} of {X} a token"
     return Operation("experts", L * X * shape.mlp_weights, 2 * active, active * size, formula)
+
+
+def _classifier(shape: ModelShape) -> Operation:
+    """The head of a classifier: the host's, so that a device reads nothing of it."""
+    C, E = shape.num_classes, shape.hidden_size
+    return Operation("classifier", C * E, 0, 0, f"C·E = {C}·{E}, on the host")
 
 
 def _head(shape: ModelShape, size: int) -> Operation:

@@ -27,10 +27,12 @@ class ModelShape(ModelConfig):
     Attributes:
         num_experts: of a layer, each of `intermediate_size`; 0 is one dense MLP.
         experts_per_token: chosen by the router for each token.
+        num_classes: of a classifying head, which the host holds; 0 for a language model.
     """
 
     num_experts: int = 0
     experts_per_token: int = 0
+    num_classes: int = 0
 
     @classmethod
     def from_values(cls, values: Mapping[str, Any]) -> "ModelShape":

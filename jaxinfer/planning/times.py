@@ -87,6 +87,7 @@ class Timing:
         num_devices: how many share the model.
         bytes_per_value: of activations, and of weights that are not quantized.
         kv_cache_dtype: of keys and values in the cache.
+        pools: prompts are read alone, and no token goes through the head.
     """
 
     shape: ModelShape
@@ -94,6 +95,7 @@ class Timing:
     num_devices: int = 1
     bytes_per_value: int = 2
     kv_cache_dtype: KVCacheDType = "auto"
+    pools: bool = False
 
     @property
     def is_expected(self) -> bool:
@@ -109,7 +111,13 @@ class Timing:
     @functools.cached_property
     def cost(self) -> ModelCost:
         """The cost of one device's part of the model."""
-        return model_cost(self.shape, self.bytes_per_value, self.num_devices, self.kv_cache_dtype)
+        return model_cost(
+            self.shape,
+            self.bytes_per_value,
+            self.num_devices,
+            self.kv_cache_dtype,
+            pools=self.pools,
+        )
 
     def decode_step(self, rows: int, context: int) -> Time:
         """A step of `rows` sequences of `context` tokens each: TPOT."""

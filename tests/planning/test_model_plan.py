@@ -11,11 +11,29 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxinfer.config import EngineConfig
+from jaxinfer.errors import ModelLoadError
+from jaxinfer.model.quantization import Int8Weights
 from jaxinfer.planning import DEVICES, NAMED_SHAPES, plan
+from jaxinfer.planning.cost import model_cost
 from jaxinfer.planning.memory import plan_memory
 from jaxinfer.planning.operations import count_parameters, weight_bytes_per_device
 from jaxinfer.planning.times import recorded_overheads
 
+_QWEN3 = {
+    "model_type": "qwen3",
+    "hidden_size": 1024,
+    "intermediate_size": 3072,
+    "num_hidden_layers": 28,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "vocab_size": 151_936,
+    "max_position_embeddings": 40_960,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 1e6,
+    "torch_dtype": "bfloat16",
+}
+_CLASSIFIER = "Qwen3ForSequenceClassification"
 _DENSE = [name for name, shape in NAMED_SHAPES.items() if shape.is_measured]
 
 
@@ -211,6 +229,84 @@ def test_an_int8_cache_holds_nearly_twice_the_tokens_and_its_time_is_not_guessed
     assert integers.batches[-1].tpot.floor_s < full.batches[-1].tpot.floor_s
     assert integers.batches[0].tpot.expected_s is None
     assert any("int8 KV cache" in note for note in integers.notes)
+
+
+def test_an_engine_for_pooling_holds_no_slots_and_gives_no_tokens():
+    whole, pooling = plan("Qwen3-0.6B"), plan("Qwen3-0.6B", runner="pooling")
+    assert (whole.runner, pooling.runner) == ("generate", "pooling")
+    assert whole.memory.slot_bytes > 0 == pooling.memory.slot_bytes
+    # A prefill of 16,384 tokens; the logits of 256 sequences take more.
+    assert pooling.memory.step_bytes == 16_384 * (3 * 3072 + 2 * 1024) * 2
+    assert pooling.memory.step_bytes < whole.memory.step_bytes
+    assert pooling.memory.num_kv_blocks >= whole.memory.num_kv_blocks  # in steps of 256
+    small, other = (plan("Qwen3-0.6B", "a10", runner=each) for each in ("pooling", "generate"))
+    assert small.memory.num_kv_blocks > other.memory.num_kv_blocks
+    assert pooling.memory.weight_bytes == whole.memory.weight_bytes
+    assert pooling.parameters == whole.parameters
+    for batch, other in zip(pooling.batches, whole.batches, strict=True):
+        assert batch.tpot is None
+        assert batch.ttft.floor_s <= other.ttft.floor_s
+        tokens = batch.sequences * pooling.context
+        assert batch.tokens_per_s == pytest.approx(tokens / batch.ttft.expected_s)
+    assert pooling.batches[-1].ttft.floor_s < whole.batches[-1].ttft.floor_s
+    assert any("tokens a second are those of prompts" in note for note in pooling.notes)
+    assert json.loads(json.dumps(pooling.to_dict()))["batches"][0]["tpot"] is None
+    head = pooling.operations[-1]
+    assert (head.name, head.flops_per_token, head.bytes_per_token) == ("head", 0, 0)
+
+
+def test_heads_of_integers_are_read_by_no_prompt():
+    quantized = Int8Weights(ignore=())
+    shape = dataclasses.replace(NAMED_SHAPES["Qwen3-8B"], quantization=quantized)
+    whole, pooling = (model_cost(shape, pools=pools) for pools in (False, True))
+    head = shape.vocab_size * shape.hidden_size
+    assert whole.weight_bytes - pooling.weight_bytes == head + 4 * shape.vocab_size
+    assert pooling.head_flops_per_token == 0
+
+
+@pytest.mark.parametrize(
+    ("fields", "count"),
+    [
+        ({}, 2),  # as transformers writes two
+        ({"id2label": {"0": "calm"}}, 1),
+        ({"id2label": {"0": "calm", "1": "glad", "2": "sad"}}, 3),
+        ({"num_labels": 4}, 4),
+        ({"num_labels": None, "id2label": None}, 2),
+    ],
+)
+def test_a_classifier_is_planned_for_pooling_with_its_head(tmp_path, fields, count):
+    file = tmp_path / "config.json"
+    plain = {**_QWEN3, "tie_word_embeddings": False}
+    file.write_text(json.dumps({**plain, "architectures": [_CLASSIFIER], **fields}))
+    planned = plan(tmp_path)
+    assert planned.shape.num_classes == count
+    assert planned.runner == "pooling"
+    part = planned.operations[-1]
+    assert (part.name, part.parameters, part.bytes_per_token) == ("classifier", count * 1024, 0)
+    assert any(f"{count} class" in note for note in planned.notes)
+    file.write_text(json.dumps(plain | {"tie_word_embeddings": True}))
+    model = plan(tmp_path, runner="pooling")
+    # It needs no head of a language model, and the host has the classes' rows.
+    assert planned.memory == model.memory
+    assert planned.parameters == model.parameters + count * 1024
+    assert [each.ttft for each in planned.batches] == [each.ttft for each in model.batches]
+
+
+def test_a_classifier_refuses_what_generates(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps({**_QWEN3, "architectures": [_CLASSIFIER]}))
+    with pytest.raises(ValueError, match=r"classifying head and can't generate; leave runner out"):
+        plan(tmp_path, runner="generate")
+    with pytest.raises(ValueError, match=r"classifying head gives none; leave it out"):
+        plan(tmp_path, speculative_config={"method": "ngram"})
+    assert plan(tmp_path, runner="pooling").runner == "pooling"
+
+
+@pytest.mark.parametrize("fields", [{"num_labels": 0}, {"id2label": 3}, {"id2label": {}}])
+def test_classes_that_can_not_be_counted_are_refused(tmp_path, fields):
+    mapping = {**_QWEN3, "architectures": [_CLASSIFIER], **fields}
+    (tmp_path / "config.json").write_text(json.dumps(mapping))
+    with pytest.raises(ModelLoadError, match=r"config.json: (num_labels|id2label) must"):
+        plan(tmp_path)
 
 
 def test_texts_that_drafts_are_made_from_take_memory():

@@ -33,6 +33,18 @@ _TEXTS = [
 ]
 
 
+@pytest.mark.parametrize("backend", ["auto", "xla"])
+def test_an_engine_for_pooling_reads_it_too(backend):
+    settings = {"attention_backend": backend, "runner": "pooling"}
+    with small_llm(**settings, kv_cache_dtype="int8") as llm, small_llm(**settings) as plain:
+        assert llm._loaded.replicas[0].runner.resident.kv[0].k.dtype == np.int8
+        for one, other in zip(llm.embed(_PROMPTS), plain.embed(_PROMPTS), strict=True):
+            assert 0.99 < one.embedding @ other.embedding < 1 - 1e-9 or len(one.token_ids) < 3
+        once, again = (llm.embed(_PROMPTS) for _ in range(2))  # the second finds its prefixes
+        for one, other in zip(once, again, strict=True):
+            np.testing.assert_allclose(one.embedding, other.embedding, atol=1e-6)
+
+
 @pytest.fixture(scope="module")
 def alone():
     """Each prompt's answer by an engine that runs it alone, whole, with nothing cached."""

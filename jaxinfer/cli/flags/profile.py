@@ -14,6 +14,7 @@ _EXAMPLES = """examples:
   jaxinfer profile
   jaxinfer profile --model Qwen/Qwen3-0.6B --sequences 64 --prompt-tokens 512 --output slow
   jaxinfer profile --model-shape 8b --active 3 --json
+  jaxinfer profile --model-shape 0.6b --runner pooling --sequences 32 --prompt-tokens 512
 
 DIR holds report.txt, report.json, and in cycle-1 the trace:
 trace.json.gz opens in ui.perfetto.dev, and `xprof DIR/cycle-1` shows the rest."""
@@ -27,7 +28,8 @@ def build_parser() -> CommandParser:
         "Record a few steps of a batch (one prefill and four decodes) and report by part of the "
         "model and by kernel: calls, time, bytes, operations, and the share of what the device "
         "can do. On a GPU the recorded steps run without CUDA graphs, and the report says by how "
-        "much that slows them."
+        "much that slows them. With --runner pooling the batch's prompts are read, step by step "
+        "anew."
     )
     parser = CommandParser("profile", description, _EXAMPLES)
     _add_flags(parser)

@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Literal
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 
 from jaxinfer.model.architecture import abstract_params
 from jaxinfer.model.checkpoint import orbax_files as checkpoint
@@ -20,9 +22,11 @@ from jaxinfer.model.checkpoint.output_directory import (
     check_space,
     written_beside,
 )
+from jaxinfer.model.checkpoint.safetensors_file import write_file
 from jaxinfer.model.checkpoint.weights import load_params, save_params
-from jaxinfer.model.config import ModelConfig
 from jaxinfer.model.hf_config import read_config_file
+from jaxinfer.model.hf_overrides import decoder_config
+from jaxinfer.model.score_head import SCORE, SCORE_FILE, read_score_head, score_entry
 
 Format = Literal["safetensors", "orbax"]
 
@@ -68,23 +72,37 @@ def convert_directory(
         OSError: it can't be written, or its disk is too small.
     """
     check_destination(destination)
-    config = ModelConfig.from_directory(source)
+    config = decoder_config(source / "config.json")
+    head = _classifying_head(source, config.hidden_size, dtype)
     to = to or ("safetensors" if checkpoint.is_checkpoint(source) else "orbax")
     dtype = dtype or config.dtype
     with written_beside(destination) as partial:
-        leaves = jax.tree.leaves(abstract_params(config, dtype))
+        leaves = jax.tree.leaves(abstract_params(config, dtype)) + list(head.values())
         check_space(destination, sum(leaf.size * leaf.dtype.itemsize for leaf in leaves))
-        params = load_params(source, config, dtype, progress=progress)
+        params = load_params(source, config, dtype, progress=progress, beside=tuple(head))
         if to == "safetensors":
-            save_params(params, config, partial)
+            save_params(params, config, partial, beside=head)
         else:
             checkpoint.save(params, partial)
+            if head:
+                write_file(partial / SCORE_FILE, head.items(), head)
         _copy_config(source, partial, dtype)
         for name in (*_COMPANIONS, *additional_templates(source).values()):
             if has_file(source, name):
                 (partial / name).parent.mkdir(exist_ok=True)
                 shutil.copyfile(contained_file(source, name, source), partial / name)
     return to
+
+
+def _classifying_head(source: Path, hidden_size: int, dtype: str | None) -> dict[str, np.ndarray]:
+    """The tensor of a classifier's head, by its name; nothing of another model.
+
+    It is as it was stored unless a dtype is given, since the engine scores with it in float32.
+    """
+    if read_score_head(source, read_config_file(source / "config.json"), hidden_size) is None:
+        return {}
+    rows = score_entry(source).mapped()
+    return {SCORE: rows if dtype is None else np.asarray(rows, jnp.dtype(dtype))}
 
 
 def _copy_config(source: Path, destination: Path, dtype: str) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 from jaxinfer.errors import ModelLoadError
 from jaxinfer.model.checkpoint.weight_files import tensor_entries
-from jaxinfer.model.config import ModelConfig
+from jaxinfer.model.hf_overrides import decoder_config
 
 
 @dataclass(frozen=True)
@@ -183,7 +183,7 @@ def _cached(repository: Any, revision: Any) -> CachedModel:
 def _family(directory: Path) -> tuple[str | None, str | None]:
     """The family that runs a snapshot, or why none does."""
     try:
-        config = ModelConfig.from_directory(directory)
+        config = decoder_config(directory / "config.json")
         tensor_entries(directory)
     except ModelLoadError as error:
         text = str(error).replace(f"{directory}/", "").removeprefix(f"{directory}: ")

@@ -13,7 +13,7 @@ from jaxinfer.model.checkpoint.byte_sizes import size_text
 from jaxinfer.model.checkpoint.directory_files import is_pickle
 from jaxinfer.model.checkpoint.hub import HUB_FILES, hub_cause, is_hub_id
 from jaxinfer.model.checkpoint.weight_files import INDEX_FILE, SINGLE_FILE
-from jaxinfer.model.config import ModelConfig
+from jaxinfer.model.hf_overrides import decoder_config
 
 
 @dataclass(frozen=True)
@@ -129,7 +129,7 @@ def check_runs(model: HubModel) -> str:
             cause = hub_cause(error, model.revision)
             raise ModelLoadError(f"{model.name}: {cause}") from None
         try:
-            return ModelConfig.from_directory(directory).model_type
+            return decoder_config(Path(directory) / "config.json").model_type
         except ModelLoadError as error:
             cause = str(error).removeprefix(str(Path(directory) / "config.json")).lstrip(": ")
             raise ModelLoadError(

@@ -13,15 +13,11 @@ import jax
 
 from jaxinfer.errors import ModelLoadError
 from jaxinfer.model.checkpoint.parameter_names import flatten
+from jaxinfer.model.checkpoint.weight_files import SUBDIRECTORY as SUBDIRECTORY
+from jaxinfer.model.checkpoint.weight_files import is_checkpoint as is_checkpoint
 
-SUBDIRECTORY = "orbax"
 _METADATA_FILE = "_METADATA"
 _STORE_MANIFEST = "manifest.ocdbt"
-
-
-def is_checkpoint(directory: Path) -> bool:
-    """Whether a model directory holds an Orbax checkpoint (in its ``orbax`` subdirectory)."""
-    return (directory / SUBDIRECTORY).is_dir()
 
 
 def save(params: Mapping[str, Any], directory: str | Path) -> None:

@@ -14,7 +14,13 @@ from jaxinfer.model.checkpoint.safetensors_file import TensorEntry, read_header
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
+SUBDIRECTORY = "orbax"
 _MAX_INDEX_BYTES = 64 << 20
+
+
+def is_checkpoint(directory: Path) -> bool:
+    """Whether a model directory holds an Orbax checkpoint (in its ``orbax`` subdirectory)."""
+    return (directory / SUBDIRECTORY).is_dir()
 
 
 def tensor_entries(directory: Path) -> dict[str, TensorEntry]:

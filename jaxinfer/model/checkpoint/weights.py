@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import jax
@@ -121,7 +122,12 @@ def read_leaves(
     return leaves
 
 
-def save_params(params: Mapping[str, Any], config: ModelConfig, directory: str | Path) -> None:
+def save_params(
+    params: Mapping[str, Any],
+    config: ModelConfig,
+    directory: str | Path,
+    beside: Mapping[str, np.ndarray] = MappingProxyType({}),
+) -> None:
     """Write ``config.json`` and safetensors that both transformers and ``load_params`` read.
 
     Weights above 5 GB are split into shards with an index. One tensor at a time is held on the
@@ -131,6 +137,7 @@ def save_params(params: Mapping[str, Any], config: ModelConfig, directory: str |
         params: the tree; its leaves' dtype is kept.
         config: written as config.json with that dtype.
         directory: created if needed; weights saved there before are replaced.
+        beside: further tensors, by name.
 
     Raises:
         TypeError: a leaf's dtype is not float32, bfloat16 or float16, nor that of its format.
@@ -140,7 +147,7 @@ def save_params(params: Mapping[str, Any], config: ModelConfig, directory: str |
     directory = Path(directory)
     if checkpoint.is_checkpoint(directory):
         raise ValueError(f"{directory}: holds an Orbax checkpoint; save to another directory")
-    leaves = _tensors(params, config)
+    leaves = {**_tensors(params, config), **beside}
     directory.mkdir(parents=True, exist_ok=True)
     shards = _shards(leaves)
     files = [SINGLE_FILE]

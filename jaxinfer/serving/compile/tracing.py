@@ -55,7 +55,7 @@ class TracingWorkers:
         """
         begun = {identity for owed in self._owed.values() for identity in owed}
         work = {key: identity for key, identity in work.items() if identity not in begun}
-        groups = _groups(list(work))
+        groups = _groups(list(work), len(self._owed))
         if not self._processes and len(work) >= _FEWEST_PROGRAMS:
             self._start_processes(min(_most_workers(), len(groups)))
         alive = [process for process in self._processes if process.pid in self._owed]
@@ -123,15 +123,19 @@ class TracingWorkers:
             print(path, file=process.stdin, flush=True)
 
 
-def _groups(keys: Sequence[ProgramKey]) -> list[list[ProgramKey]]:
-    """Programs grouped by their large kernels, whose lowering takes most of the time."""
+def _groups(keys: Sequence[ProgramKey], processes: int) -> list[list[ProgramKey]]:
+    """Programs grouped by their large kernels, whose lowering takes most of the time.
+
+    Groups are small enough that none of the processes that run already is left without one.
+    """
+    longest = max(1, min(_LONGEST_GROUP, len(keys) // max(processes, 1)))
     groups: dict[Hashable, list[ProgramKey]] = {}
     for key in keys:
         groups.setdefault(kind_of(key).kernels(key), []).append(key)
     parts = [
-        group[first : first + _LONGEST_GROUP]
+        group[first : first + longest]
         for group in groups.values()
-        for first in range(0, len(group), _LONGEST_GROUP)
+        for first in range(0, len(group), longest)
     ]
     return sorted(parts, key=len, reverse=True)
 

@@ -12,15 +12,20 @@ def show_progress(
 ) -> None:
     """Go through last outputs as they come; a progress bar shows their number and the throughput.
 
+    It is that of answers or, where there are none, of prompts.
+
     Args:
         outputs: last outputs of the requests.
         count: how many will come.
         use_tqdm: True, or a factory (see `ProgressBar`).
     """
-    num_tokens = 0
+    num_tokens = num_read = 0
     make = use_tqdm if callable(use_tqdm) else None
     with ProgressBar(count, "Processed prompts", enabled=True, make=make) as bar:
         for output in outputs:
             num_tokens += sum(len(completion.token_ids) for completion in output.outputs)
-            bar.set_postfix(f"{num_tokens / (bar.elapsed or 1e-9):.0f} output tok/s")
+            num_read += len(output.prompt_token_ids)
+            # Without answers there are prompts that are read alone.
+            tokens, kind = (num_tokens, "output") if num_tokens else (num_read, "prompt")
+            bar.set_postfix(f"{tokens / (bar.elapsed or 1e-9):.0f} {kind} tok/s")
             bar.update()

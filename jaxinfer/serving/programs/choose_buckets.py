@@ -43,6 +43,11 @@ _SPECULATIVE_ROWS = (1, 4, 16)
 # Sampling for a full set of rows costs 0.3 ms, of the 16 that such a step takes.
 _TOKENS_THAT_HIDE_ROWS = 8_192
 
+# A row of a step that only reads prompts costs its block table alone. With few tokens even 256 of
+# these, for contexts of 40,960, take long to upload. A step of 128 tokens would take little less
+# than one of 256, and its program compiles twice as long as any other.
+_FEWEST_POOLED_TOKENS, _POOLED_TOKENS_OF_FEW_ROWS = 256, 512
+
 
 def choose_buckets(
     *,
@@ -136,10 +141,18 @@ def _speculative(drafter: Drafter | None, max_num_seqs: int) -> tuple[tuple[int,
     return tuple((rows, drafter.of_length(count)) for rows, count in zip(sizes, most, strict=True))
 
 
-def for_pooling(buckets: Buckets) -> Buckets:
-    """The shapes of an engine that reads prompts, and samples and scores nothing."""
+def for_pooling(buckets: Buckets, platform: str) -> Buckets:
+    """The shapes of an engine that reads prompts, and samples and scores nothing.
+
+    On an accelerator, which compiles all of them at start, these are fewer sizes of prefills.
+
+    Args:
+        buckets: of the same engine if it sampled.
+        platform: "cpu" or that of an accelerator.
+    """
     return dataclasses.replace(
         buckets,
+        prefill=buckets.prefill if platform == "cpu" else _pooled(buckets.prefill),
         scored=(),
         rows=(),
         sampled_rows=(),
@@ -153,6 +166,17 @@ def for_pooling(buckets: Buckets) -> Buckets:
         speculative=(),
         generates=False,
     )
+
+
+def _pooled(prefill: Sequence[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
+    """Powers of two of tokens: few rows with few tokens, and as many as there are with more."""
+    few, (most_tokens, most_rows) = prefill[0][1], prefill[-1]
+    pairs = [(most_tokens, most_rows)]
+    for tokens in _powers(_FEWEST_POOLED_TOKENS):
+        rows = few if tokens <= _POOLED_TOKENS_OF_FEW_ROWS else most_rows
+        if rows <= tokens < most_tokens:
+            pairs.append((tokens, rows))
+    return tuple(sorted(pairs))
 
 
 def _multi_step_rows(sizes: Sequence[int]) -> tuple[int, ...]:

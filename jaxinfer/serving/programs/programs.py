@@ -36,6 +36,7 @@ class Programs:
         forward: `feed_last_tokens`, or its replacement.
         texts: sizes of the texts that drafts are made from; None without drafts.
         is_eager: functions are called on one device without compiling, by `EagerProgram`.
+        samples: whether the engine samples, for which it keeps a state of each slot.
     """
 
     context: StepContext
@@ -45,6 +46,7 @@ class Programs:
     forward: Forward = feed_last_tokens
     texts: DraftTextSizes | None = None
     is_eager: bool = False
+    samples: bool = True
 
     def with_layers(self, count: int) -> "Programs":
         """These programs with at most `count` of the model's layers of each kind, in their order.
@@ -98,6 +100,11 @@ class Programs:
         sharding = NamedSharding(self.context.mesh, logits_spec(self.context.rules))
         counts = jax.ShapeDtypeStruct((self.num_slots, vocab_size), jnp.int32, sharding=sharding)
         return SlotState(counts, self.edits(self.num_slots))
+
+    @property
+    def kept_slots(self) -> SlotState | None:
+        """The slots' state as far as the engine keeps it; None in one that samples nothing."""
+        return self.slot_state if self.samples else None
 
     @property
     def draft_state(self) -> DraftState | None:

@@ -15,7 +15,7 @@ class Resident(NamedTuple):
         head: from `Architecture.head_params`: a part of the same.
         kv: the pages of each layer; None, like the next three, if no cache is allocated.
         last_tokens: newest token of each slot, int32 ``[slots]``.
-        slots: the `SlotState` that samplers keep of each slot.
+        slots: the `SlotState` that samplers keep of each slot; None also in an engine without them.
         drafts: the `DraftState`; None also in an engine without drafts.
         peers: of `PeerBuffers`, on several devices that sum through them; never donated.
     """

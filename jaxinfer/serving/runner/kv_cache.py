@@ -18,16 +18,17 @@ from jaxinfer.serving.sampling.layout import SlotState
 
 def allocate(
     programs: Programs, cache_directory: str | None = ""
-) -> tuple[KVCache, jax.Array, SlotState, DraftState | None]:
+) -> tuple[KVCache, jax.Array, SlotState | None, DraftState | None]:
     """Zeroed pages of every layer, last tokens and slots, sharded as the steps want them.
 
-    And the texts that drafts are made from, in an engine with drafts: a corpus without a text.
+    And the texts that drafts are made from, in an engine with drafts: a corpus without a text. An
+    engine that samples nothing has no slots.
 
     Args:
         programs: the engine's.
         cache_directory: of the programs that write the zeros, as in `persistent_cache`.
     """
-    others = programs.last_tokens, programs.slot_state, programs.draft_state
+    others = programs.last_tokens, programs.kept_slots, programs.draft_state
     structs, tree = jax.tree.flatten(others)
     last_tokens, slots, drafts = jax.tree.unflatten(tree, _maker(tuple(structs), cache_directory)())
     kv = jax.tree.map(lambda part: _maker((part,), cache_directory)()[0], programs.kv)

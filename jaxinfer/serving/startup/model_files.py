@@ -11,8 +11,8 @@ from jaxinfer.model.config import ModelConfig
 from jaxinfer.model.draft_head.files import DraftHead, read_draft_head
 from jaxinfer.model.generation_config import GenerationConfig
 from jaxinfer.model.hf_config import read_config_file
-from jaxinfer.model.hf_overrides import apply_overrides
-from jaxinfer.model.score_head import ScoreHead, backbone_config, read_score_head
+from jaxinfer.model.hf_overrides import apply_overrides, backbone_config
+from jaxinfer.model.score_head import ScoreHead, read_score_head
 from jaxinfer.model.text.tokenizer import Tokenizer
 
 

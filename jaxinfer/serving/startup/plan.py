@@ -21,6 +21,8 @@ from jaxinfer.model.config import ModelConfig
 from jaxinfer.model.draft_head.config import DraftHeadConfig
 from jaxinfer.model.sharding import ShardingRules, tensor_parallel_size
 from jaxinfer.planning.blocks import blocks_on_devices, check_capacity, usable_tokens
+from jaxinfer.planning.memory import prefill_bytes
+from jaxinfer.planning.shapes import shape_of
 from jaxinfer.profiling.memory.memory_marks import memory_mark
 from jaxinfer.serving.compile.cache.executable_store import keeps_executables
 from jaxinfer.serving.compile.cache.persistent_cache import persistent_cache
@@ -53,6 +55,9 @@ from jaxinfer.startup_report import StartupReport
 # Autotuning takes time and changes only the products' scratch memory, for which XLA otherwise
 # assumes the maximum.
 _UNTUNED = MappingProxyType({"xla_gpu_autotune_level": 0})
+
+# Blocks that an engine for pooling may leave free, for programs that are traced sooner.
+_MOST_SPARED_BLOCKS = 0.02
 
 
 def plan_engine(
@@ -117,7 +122,8 @@ def plan_engine(
     if draft_head is not None:
         context = replace(context, loop=WatchedLayers(draft_head))
     # As few blocks as possible until their number is known: temporaries don't depend on it.
-    programs = Programs(context, params, 2, engine_config.max_num_seqs + 1)
+    samples = engine_config.runner == "generate"
+    programs = Programs(context, params, 2, engine_config.max_num_seqs + 1, samples=samples)
     devices = mesh.local_devices if devices is None else devices
     max_model_len = _max_model_len(programs, engine_config, devices, fewest)
     programs = replace(programs, texts=_draft_texts(engine_config, max_model_len))
@@ -192,7 +198,7 @@ def plan_engine(
         seconds,
         mark,
         slot_bytes=memory.bytes_per_device(
-            (programs.last_tokens, programs.slot_state, programs.draft_state)
+            (programs.last_tokens, programs.kept_slots, programs.draft_state)
         ),
     )
 
@@ -230,7 +236,7 @@ def _drafter(
 
 def _shapes(config: EngineConfig, **sizes: Any) -> Buckets:
     buckets = choose_buckets(**sizes)
-    return for_pooling(buckets) if config.runner == "pooling" else buckets
+    return for_pooling(buckets, sizes["platform"]) if config.runner == "pooling" else buckets
 
 
 def choose_attention(
@@ -305,7 +311,8 @@ def _count_blocks(
     """The number of blocks, and the programs that were compiled to find it.
 
     If all programs are to be compiled ahead, those that don't depend on that number are traced
-    meanwhile, but not compiled, so as not to delay these few.
+    meanwhile, but not compiled, so as not to delay these few. An engine for pooling has none of
+    these: its programs are traced for the number that is expected, which it then takes if it may.
     """
     most = programs.cache.most_blocks
     if config.num_kv_blocks is not None:
@@ -325,7 +332,7 @@ def _count_blocks(
         return min(blocks, most), []
     utilization = config.gpu_memory_utilization
     free_bytes = memory.free_bytes(devices, utilization=utilization)
-    free_bytes -= memory.bytes_per_device((programs.slot_state, programs.draft_state))
+    free_bytes -= memory.bytes_per_device((programs.kept_slots, programs.draft_state))
     largest = largest_programs(buckets, programs.context.kernels)
     steps = [key for key in largest if uses_pages(key)]
     others = [key for key in largest if not uses_pages(key)]
@@ -336,11 +343,15 @@ def _count_blocks(
     # which holds both rotations only while a layer of each kind is to come; with XLA's attention
     # 1,283 for 1,442. Nor is it faster: a layer takes 0.03 s to compile.
     shallow = programs.with_layers(programs.context.loop.num_probed)
+    expected = 0 if buckets.generates else _expected_blocks(programs, config, free_bytes)
     probes = _compiler(shallow, lowering=lowering, config=config, options=_UNTUNED)
     with contextlib.closing(probes):
         if config.compiles_ahead(devices[0].platform):
             lowering.prepare(shallow, steps[0])
             lowering.trace(programs, [k for k in _without_pages(buckets) if k not in others])
+            if expected:
+                keys = all_programs(buckets, swaps=False)
+                lowering.trace(replace(programs, num_blocks=expected), keys)
         probes.begin(steps)
         compiled.begin(others)
         probes.compile(steps, show_progress=False)
@@ -352,7 +363,28 @@ def _count_blocks(
         step_bytes=memory.step_bytes(found),
         utilization=utilization,
     )
+    if (1 - _MOST_SPARED_BLOCKS) * blocks <= expected <= blocks:
+        blocks = expected
     return min(blocks, most), found
+
+
+def _expected_blocks(programs: Programs, config: EngineConfig, free_bytes: int) -> int:
+    """The number of blocks beside an estimate of the largest prefill; 0 if none fit."""
+    context = programs.context
+    tokens = config.token_budget(context.mesh.devices.flat[0].platform)
+    step_bytes = prefill_bytes(
+        shape_of(context.config), context.dtype, tokens=tokens, devices=context.num_devices
+    )
+    try:
+        blocks = blocks_on_devices(
+            free_bytes,
+            block_bytes=programs.cache.block_bytes,
+            step_bytes=step_bytes,
+            utilization=config.gpu_memory_utilization,
+        )
+    except CapacityError:
+        return 0
+    return min(blocks, programs.cache.most_blocks)
 
 
 def _without_pages(buckets: Buckets) -> list[ProgramKey]:

@@ -135,10 +135,17 @@ def test_programs_with_the_same_kernels_go_to_the_same_worker():
         *(SampledDecodeKey(small, mode) for mode in ("temperature", "truncate")),
     ]
     prefills = [PrefillShape(16 * i, 4, 8) for i in range(1, 7)]
-    shares = tracing._shares(tracing._groups(decodes + prefills), 4)
+    shares = tracing._shares(tracing._groups(decodes + prefills, processes=0), 4)
     assert sorted(map(len, shares)) == [1, 2, 3, 4]
     assert [key for key in decodes if key != large] in shares
     assert {key for share in shares for key in share} == {*decodes, *prefills}
+
+
+def test_no_process_that_runs_already_is_left_without_a_program():
+    prefills = [PrefillShape(16 * i, 4, 8) for i in range(1, 8)]
+    for processes, sizes in ((8, [0, *[1] * 7]), (3, [2, 2, 3]), (1, [7])):
+        shares = tracing._shares(tracing._groups(prefills, processes), processes)
+        assert sorted(map(len, shares)) == sizes
 
 
 def test_one_forward_pass_serves_all_programs_that_decode_alike(monkeypatch):

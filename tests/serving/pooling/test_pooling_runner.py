@@ -47,6 +47,38 @@ def test_it_compiles_these_alone(tokenizer):
         assert set(compiled) == set(programs(llm))
 
 
+def test_it_keeps_no_state_of_samplers(pooling, llm):
+    runner = pooling._loaded.replicas[0].runner
+    pooling.embed(PROMPTS)
+    assert runner.resident.slots is None
+    assert runner.resident.last_tokens is not None
+    token_counts = (TINY_SETTINGS["max_num_seqs"] + 1) * TINY_CONFIG.vocab_size * 4
+    assert runner.memory.held.slots < token_counts
+    assert llm._loaded.replicas[0].runner.memory.held.slots > token_counts
+
+
+def test_progress_is_that_of_prompts(pooling, llm):
+    shown = []
+
+    class Bar:
+        def __init__(self, total, desc):
+            assert total == len(PROMPTS)
+
+        def set_postfix_str(self, text, refresh):
+            shown.append(text)
+
+        def update(self, count):
+            pass
+
+        def close(self):
+            pass
+
+    pooling.embed(PROMPTS, use_tqdm=Bar)
+    assert shown
+    assert all(text.endswith(" prompt tok/s") for text in shown)
+    assert not any(text.startswith("0 ") for text in shown)
+
+
 @pytest.mark.parametrize("prompts", [PROMPTS, [LONG, *PROMPTS]], ids=["short", "chunks"])
 def test_answers_are_those_of_an_engine_that_generates(pooling, llm, prompts):
     for each in (pooling, llm):

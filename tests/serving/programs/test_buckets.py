@@ -3,7 +3,7 @@ from typing import get_args
 import pytest
 
 from jaxinfer.serving.programs.buckets import MULTI_STEP_ROWS
-from jaxinfer.serving.programs.choose_buckets import choose_buckets
+from jaxinfer.serving.programs.choose_buckets import choose_buckets, for_pooling
 from jaxinfer.serving.programs.kinds.speculative_decode import (
     SpeculativeDecodeKind,
     draft_sizes,
@@ -58,6 +58,30 @@ def test_the_largest_gpu_step_takes_as_many_rows_as_there_are():
         assert [rows for tokens, rows in buckets.prefill if tokens == size] == [256]
     assert buckets.prefill_shape(8192, 16).tokens == 8192
     assert [rows for tokens, rows in buckets.prefill if tokens == 4096] == [8, 256]
+
+
+@pytest.mark.parametrize("weight_bytes", [1 << 30, 16 << 30])
+def test_an_engine_that_only_reads_has_few_sizes_on_a_gpu(weight_bytes):
+    buckets = for_pooling(_choose(max_num_batched_tokens=16_384, weight_bytes=weight_bytes), "gpu")
+    large = [(size, 256) for size in (1024, 2048, 4096, 8192, 16_384)]
+    assert buckets.prefill == ((256, 8), (512, 8), *large)
+    assert buckets.prefill_shape(20, 9) == PrefillShape(1024, 256, 2560)
+    assert len(buckets.prefill_shapes()) == 7
+
+
+@pytest.mark.parametrize("platform", ["cpu", "gpu"], ids=["on_cpu", "on_gpu"])
+@pytest.mark.parametrize("most_tokens", [1, 100, 256, 300, 2000])
+@pytest.mark.parametrize("max_num_seqs", [1, 3, 256, 1000])
+def test_every_step_that_only_reads_fits_a_bucket(platform, max_num_seqs, most_tokens):
+    most_tokens = max(most_tokens, max_num_seqs)
+    sizes = {"max_num_seqs": max_num_seqs, "max_num_batched_tokens": most_tokens}
+    buckets = for_pooling(_choose(platform, **sizes), platform)
+    for rows in range(1, max_num_seqs + 1):
+        for tokens in (rows, most_tokens):
+            shape = buckets.prefill_shape(tokens, rows)
+            assert shape.tokens >= tokens
+            assert shape.rows >= rows
+            assert shape in buckets.prefill_shapes()
 
 
 def test_steps_of_large_weights_are_padded_less():

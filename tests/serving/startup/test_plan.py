@@ -1,7 +1,9 @@
 """What an engine plans fits what its kernels can address, on any GPU and as configured."""
 
+import contextlib
 import dataclasses
 import functools
+from types import SimpleNamespace
 
 import jax.numpy as jnp
 import pytest
@@ -17,8 +19,12 @@ from jaxinfer.model.config import ModelConfig
 from jaxinfer.model.modules import abstract_params
 from jaxinfer.model.sharding import ShardingRules, make_mesh
 from jaxinfer.planning.blocks import blocks_on_devices
+from jaxinfer.planning.memory import prefill_bytes
 from jaxinfer.planning.named_shapes import SERVED_SHAPES, shape_config
-from jaxinfer.serving.programs.choose_buckets import choose_buckets
+from jaxinfer.planning.shapes import shape_of
+from jaxinfer.serving.programs.choose_buckets import choose_buckets, for_pooling
+from jaxinfer.serving.programs.layout import PrefillShape
+from jaxinfer.serving.programs.program_set import program_of
 from jaxinfer.serving.programs.programs import Programs
 from jaxinfer.serving.programs.steps import StepContext
 from jaxinfer.serving.startup import memory, plan
@@ -112,3 +118,69 @@ def test_more_blocks_than_kernels_address_are_refused_before_anything_is_allocat
     assert _plan(monkeypatch, 0, num_kv_blocks=most).report.num_kv_blocks == most
     with pytest.raises(CapacityError, match=f"num_kv_blocks={most + 1} .* at most {most}"):
         _plan(monkeypatch, 0, num_kv_blocks=most + 1)
+
+
+class Lowering:
+    """Traces at once what it is asked to lower, and remembers what workers would trace."""
+
+    executables = None
+
+    def __init__(self):
+        self.ahead = {}
+
+    def prepare(self, programs, key):
+        pass
+
+    def trace(self, programs, keys):
+        self.ahead |= dict.fromkeys(keys, programs.num_blocks)
+
+    def lower(self, programs, key, options):
+        return program_of(programs, key).lower()
+
+
+def _count_as_on_a_gpu(monkeypatch, step_bytes, runner="pooling"):
+    """The blocks counted for a GPU of 64 MiB, and the programs that are traced meanwhile."""
+    monkeypatch.setattr(memory, "free_bytes", lambda devices, utilization: 64 << 20)
+    monkeypatch.setattr(memory, "step_bytes", lambda programs: step_bytes)
+    config = EngineConfig(
+        compilation_cache_dir="", runner=runner, max_num_seqs=4, max_num_batched_tokens=64
+    )
+    mesh, rules = make_mesh(1), ShardingRules()
+    params = abstract_params(CONFIG, jnp.float32, mesh, rules)
+    context = StepContext(CONFIG, mesh, rules, Kernels("xla"), config.block_size, "float32")
+    programs = Programs(context, params, 2, 5, samples=runner == "generate")
+    buckets = choose_buckets(
+        max_num_seqs=4, max_num_batched_tokens=64, max_model_len=64, block_size=16, platform="cpu"
+    )
+    if runner == "pooling":
+        buckets = for_pooling(buckets, "cpu")
+    lowering = Lowering()
+    with contextlib.closing(plan._compiler(programs, lowering=lowering, config=config)) as compiled:
+        gpu = SimpleNamespace(platform="gpu")
+        counted = plan._count_blocks(programs, buckets, config, [gpu], compiled, lowering)
+    return counted[0], lowering.ahead, programs
+
+
+def test_programs_that_only_read_are_traced_for_the_blocks_that_are_expected(monkeypatch):
+    estimate = prefill_bytes(shape_of(CONFIG), "float32", tokens=64, devices=1)
+    blocks, ahead, programs = _count_as_on_a_gpu(monkeypatch, step_bytes=estimate // 2)
+    assert set(ahead.values()) == {blocks}
+    assert set(map(type, ahead)) == {PrefillShape}
+    most = (64 << 20) - estimate
+    assert 0.98 * most < blocks * programs.cache.block_bytes <= most
+
+
+@pytest.mark.parametrize("step_bytes", [1 << 20, 32 << 20])
+def test_where_another_number_is_measured_that_one_counts(monkeypatch, step_bytes):
+    estimate = 0 if step_bytes > 1 << 20 else 16 << 20  # too low, too high
+    monkeypatch.setattr(plan, "prefill_bytes", lambda *_, **__: estimate)
+    blocks, ahead, programs = _count_as_on_a_gpu(monkeypatch, step_bytes)
+    assert blocks not in ahead.values()
+    room = (64 << 20) - step_bytes
+    assert 0.98 * room < blocks * programs.cache.block_bytes <= room
+
+
+def test_an_engine_that_generates_leaves_no_block_free(monkeypatch):
+    monkeypatch.setattr(plan, "prefill_bytes", lambda *_, **__: pytest.fail("was expected"))
+    _, ahead, _ = _count_as_on_a_gpu(monkeypatch, 1 << 20, runner="generate")
+    assert set(ahead.values()) == {2}  # they don't depend on the number
