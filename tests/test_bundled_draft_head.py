@@ -3,7 +3,7 @@
 import pytest
 
 from jaxinfer import LLM, SamplingParams
-from jaxinfer.model.checkpoint.hub import BUNDLED_DRAFT_HEAD, BUNDLED_MODEL
+from jaxinfer.model.checkpoint.hub import BUNDLED_DRAFT_HEADS, BUNDLED_MODEL
 from jaxinfer.model.config import ModelConfig
 from jaxinfer.model.draft_head.files import read_draft_head
 from scripts.draft_head.__main__ import MAX_BYTES, head_config
@@ -15,10 +15,10 @@ LEAST_TOKENS_A_STEP = 2.9
 
 def test_the_files_are_small_and_fit_the_model():
     model = ModelConfig.from_directory(BUNDLED_MODEL)
-    head = read_draft_head(BUNDLED_DRAFT_HEAD, model)
+    head = read_draft_head(BUNDLED_DRAFT_HEADS, model)
     assert head.config.states == head_config(model, 512).states == (1, 2, 3)
     assert not head.has_embedding
-    assert sum(file.stat().st_size for file in BUNDLED_DRAFT_HEAD.iterdir()) <= MAX_BYTES
+    assert sum(file.stat().st_size for file in BUNDLED_DRAFT_HEADS["eagle3"].iterdir()) <= MAX_BYTES
 
 
 def test_a_step_gives_some_tokens_more():
