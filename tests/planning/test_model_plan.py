@@ -220,5 +220,6 @@ def test_texts_that_drafts_are_made_from_take_memory_and_a_draft_head_is_not_pla
     assert plain.memory.draft_bytes == 0
     assert drafts.memory.num_kv_blocks <= plain.memory.num_kv_blocks
     assert len(drafts.notes) == len(plain.notes) + 1
-    with pytest.raises(ValueError, match="leave room for the size of the head's file"):
-        plan("Qwen3-8B", speculative_config={"method": "eagle3", "model": "bundled"})
+    for method in ("eagle3", "dflash"):
+        with pytest.raises(ValueError, match="leave room for the size of the head's file"):
+            plan("Qwen3-8B", speculative_config={"method": method, "model": "bundled"})
