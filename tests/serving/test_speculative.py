@@ -162,8 +162,14 @@ def test_after_a_sleep_drafts_are_as_good(plain):
         ({"method": "dflash", "model": "x", "num_speculative_tokens": 16}, "from 1 to 15"),
         ({"method": "eagle3", "model": 3}, "model must be a directory or a hub id, got 3"),
         ({"method": "eagle3", "model": "x", "corpus_tokens": 9}, "means nothing for .*'eagle3'"),
-        ({"method": "ngram", "model": "x"}, "model means nothing for method 'ngram'.* 'eagle3' or 'dflash'"),
-        ({"method": "draft_model", "model": "x"}, "one of ngram, suffix, eagle3, dflash.*it is 'eagle3' or"),
+        (
+            {"method": "ngram", "model": "x"},
+            "model means nothing for method 'ngram'.* 'eagle3' or 'dflash'",
+        ),
+        (
+            {"method": "draft_model", "model": "x"},
+            "one of ngram, suffix, eagle3, dflash.*it is 'eagle3' or",
+        ),
         ({"model": "x"}, "one of ngram, suffix, eagle3, dflash, got 'draft_model'"),
         ({"method": "suffix", "corpus_tokens": 1}, "from 2 to"),
         ({"method": "suffix", "corpus_tokens": 0, "corpus": [__file__]}, "corpus needs room"),

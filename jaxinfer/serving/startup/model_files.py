@@ -5,16 +5,13 @@ from pathlib import Path
 from typing import Any
 
 from jaxinfer.config import EngineConfig
-from jaxinfer.errors import ModelLoadError
-from jaxinfer.model.checkpoint.hub import BUNDLED_DRAFT_HEADS, BUNDLED_HEAD_NAME, resolve_model
+from jaxinfer.model.checkpoint.hub import resolve_model
 from jaxinfer.model.config import ModelConfig
-from jaxinfer.model.draft_head.files import DraftHead, read_draft_head
 from jaxinfer.model.generation_config import GenerationConfig
 from jaxinfer.model.hf_config import read_config_file
 from jaxinfer.model.hf_overrides import apply_overrides
 from jaxinfer.model.score_head import ScoreHead, backbone_config, read_score_head
 from jaxinfer.model.text.tokenizer import Tokenizer
-from jaxinfer.serving.programs.speculative.heads import HEADS
 
 
 def read_model_config(
@@ -62,32 +59,6 @@ def read_classifier(
         return None
     mapping, _ = _config_object(directory, config)
     return read_score_head(directory, mapping, model_config.hidden_size)
-
-
-def read_head_of(config: EngineConfig, model_config: ModelConfig) -> DraftHead | None:
-    """The draft head that `speculative_config` names; None if it names none.
-
-    Raises:
-        ModelLoadError: as of `resolve_model` and `read_draft_head`.
-        ValueError: it can't draft as many tokens as are asked for.
-    """
-    drafts = config.speculative_config
-    if drafts is None or drafts.model is None:
-        return None
-    name, method = drafts.model, drafts.method
-    try:
-        is_bundled = name == BUNDLED_HEAD_NAME
-        directory = BUNDLED_DRAFT_HEADS[method] if is_bundled else resolve_model(name)
-        head = read_draft_head(directory, model_config, HEADS[method].read_config)
-    except (ModelLoadError, OSError) as error:
-        raise ModelLoadError(f"speculative_config: model: {error}") from error
-    wanted, most = drafts.num_speculative_tokens, head.config.most_drafts
-    if wanted is not None and most is not None and wanted > most:
-        raise ValueError(
-            f"speculative_config: num_speculative_tokens={wanted} is more than the head can draft; "
-            f"set it to at most {most}"
-        )
-    return head
 
 
 def read_tokenizer(directory: Path | None, config: EngineConfig) -> Tokenizer | None:
