@@ -50,7 +50,7 @@ def test_a_sequence_of_true_features(tmp_path, options, has_embedding):
     if has_embedding:
         embeddings = params["embed_tokens"][token_ids]
     features = features_of(params, states)
-    found = draft_forward(params, head.config, features, embeddings).normed[1:]
+    found = draft_forward(params, head_config(MODEL, **options), features, embeddings).normed[1:]
     torch_states = [torch.from_numpy(np.array(state)) for state in states]
     expected = reference.teacher_forced(reference.features(torch_states), token_ids.tolist())
     assert np.abs(expected.numpy()).max() > 1
