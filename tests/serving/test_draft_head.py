@@ -265,16 +265,19 @@ def test_an_engine_drafts_what_the_head_says(plain, method, tmp_path, monkeypatc
 
 
 @pytest.mark.parametrize("method", ["dflash"], indirect=True)
-@pytest.mark.parametrize("num_devices", [1, 2])
-def test_a_head_guesses_by_the_vocabulary_of_the_model(
-    method, directory, num_devices, monkeypatch, recorded
+@pytest.mark.parametrize(("size", "num_devices"), [(512, 1), (512, 2), (100, 1)])
+def test_a_head_guesses_by_the_vocabulary_of_the_model_or_its_own(
+    method, size, num_devices, tmp_path, monkeypatch, recorded
 ):
     always_draft(monkeypatch)
-    head, options = torch_head(method, directory), {"compilation_cache_dir": ""}
+    config = dataclasses.replace(CONFIGS[method], draft_vocab_size=size)
+    own = () if size == CONFIG.vocab_size else ("embed_tokens", "lm_head")
+    save_draft_head(random_head(config, own=own), config, tmp_path)
+    head, options = torch_head(method, tmp_path), {"compilation_cache_dir": ""}
     with small_llm(
-        **settings(method, directory), **options, tensor_parallel_size=num_devices
+        **settings(method, tmp_path), **options, tensor_parallel_size=num_devices
     ) as llm:
-        check_drafts(llm, head, CONFIGS[method], PROMPTS[0], recorded)
+        check_drafts(llm, head, config, PROMPTS[0], recorded)
 
 
 def test_steps_with_a_head_are_programs_of_their_own(drafting, plain, monkeypatch):

@@ -66,7 +66,7 @@ class TorchDFlashHead:
         normed = self.hidden(known, token_ids[-1], count)[1:]
         best = (normed @ self.vocabulary.T).argmax(-1)
         if "lm_head.weight" in self.w:
-            best += self.w["d2t"][best]
+            best = best + self.w["d2t"][best]
         return best.tolist()
 
     def _heads(self, x, layer, name):
