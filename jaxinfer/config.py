@@ -152,7 +152,7 @@ class EngineConfig:
             `online`, for weights of up to 4 GiB a device (64 MiB on a CPU), and 1 for larger ones.
         speculative_config: drafts of the tokens to come, verified several at a time: a
             `SpeculativeConfig`, or a dictionary of its fields such as {"method": "ngram"} or
-            {"method": "eagle3", "model": "DIRECTORY"}. None drafts nothing.
+            {"method": "dflash", "model": "DIRECTORY"}. None drafts nothing.
         device_timeout: seconds that a device may take for one step, and at start for the first runs
             of one program; after that the process ends and names the device and the program,
             because such a wait can't be interrupted. 0 waits forever; None is 300 on a GPU, 60 at

@@ -3,20 +3,23 @@
 import dataclasses
 import difflib
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, Literal, get_args
 
 from jaxinfer.checks import check_integer, check_strings, show
 
-SpeculativeMethod = Literal["ngram", "suffix", "eagle3"]
+SpeculativeMethod = Literal["ngram", "suffix", "eagle3", "dflash"]
 
 _MOST_DRAFTS = 15
 _LONGEST_LOOKUP = 64
 _MOST_FILES, _LONGEST_PATH = 1024, 4096
 _MOST_CORPUS_TOKENS = 1 << 20
-_OTHER_WEIGHTS = ("draft_model", "eagle", "medusa", "mlp_speculator", "mtp", "dflash")
-_DRAFTS_OF_LOOKUP, _DRAFTS_OF_HEAD = 7, 3
+_OTHER_WEIGHTS = ("draft_model", "eagle", "medusa", "mlp_speculator", "mtp", "dspark")
+_DRAFTS = {"ngram": 7, "suffix": 7, "eagle3": 3, "dflash": _MOST_DRAFTS}
+"""The most drafts of a row by default; a head may have fewer."""
+_HEADS = ("eagle3", "dflash")
+"""Methods with a draft head."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -28,12 +31,13 @@ class SpeculativeConfig:
     Attributes:
         method: "ngram" looks a sequence's latest tokens up in the sequence; "suffix" also in
             answers that the engine gave before and in `corpus`, and drafts no more than it found;
-            "eagle3" asks a draft head that was trained for the model.
-        model: directory or hub id of the draft head, for "eagle3", which needs it; "bundled" is the
-            head of the bundled model.
+            "eagle3" and "dflash" ask a draft head of this kind that was trained for the model.
+        model: directory or hub id of the draft head, for methods with one, which need it; "bundled"
+            is the head of the bundled model.
         revision: branch, tag or commit of a `model` on the hub; None is its main branch.
-        num_speculative_tokens: most drafts of a row in a step, 1 to 15; None is 7, or 3 with a
-            head. Read it from `num_drafts`.
+        num_speculative_tokens: most drafts of a row in a step, 1 to 15; None is 7, or 3 of
+            "eagle3", or of "dflash" 15 or as many as a block of the head has. Read it from
+            `num_drafts`.
         prompt_lookup_max: most of the latest tokens that "ngram" looks up; None is
             `prompt_lookup_min`, or 5.
         prompt_lookup_min: fewest that must be found; None is `prompt_lookup_max`, or 5.
@@ -113,15 +117,15 @@ class SpeculativeConfig:
                 hint = f"did you mean {nearest[0]!r}?" if nearest else f"it has {', '.join(known)}"
                 raise TypeError(f"speculative_config has no {show(name)}; {hint}")
         if "method" not in value:
-            raise TypeError("speculative_config needs a method: 'ngram', 'suffix' or 'eagle3'")
+            raise TypeError(f"speculative_config needs a method: {_either(_DRAFTS)}")
         return cls(**value)
 
     @property
     def num_drafts(self) -> int:
-        """Most drafts of a row in a step."""
+        """Most drafts of a row in a step, if a head can draft as many."""
         if self.num_speculative_tokens is not None:
             return self.num_speculative_tokens
-        return _DRAFTS_OF_LOOKUP if self.model is None else _DRAFTS_OF_HEAD
+        return _DRAFTS[self.method]
 
     @property
     def longest(self) -> int:
@@ -145,10 +149,10 @@ class SpeculativeConfig:
         return 1 << 18 if self.corpus_tokens is None else self.corpus_tokens
 
     def _check_model(self) -> None:
-        if self.method == "eagle3" and self.model is None:
+        if self.method in _HEADS and self.model is None:
             raise ValueError(
-                "speculative_config: method 'eagle3' needs model, the directory or hub id of a "
-                "draft head that was trained for this model"
+                f"speculative_config: method {self.method!r} needs model, the directory or hub id "
+                "of a draft head that was trained for this model"
             )
         if self.model is None:
             return
@@ -158,10 +162,10 @@ class SpeculativeConfig:
             raise TypeError(
                 f"speculative_config: model must be a directory or a hub id, got {show(self.model)}"
             )
-        if self.method != "eagle3":
+        if self.method not in _HEADS:
             raise ValueError(
                 f"speculative_config: model means nothing for method {self.method!r}; leave it "
-                "out, or write method 'eagle3'"
+                f"out, or write method {_either(_HEADS)}"
             )
 
     def _check_revision(self) -> None:
@@ -197,7 +201,13 @@ class SpeculativeConfig:
 def _check_method(method: object) -> None:
     if method not in get_args(SpeculativeMethod):
         known = ", ".join(get_args(SpeculativeMethod))
-        hint = "; of the methods with weights it is 'eagle3'" if method in _OTHER_WEIGHTS else ""
+        heads = f"; of the methods with weights it is {_either(_HEADS)}"
+        hint = heads if method in _OTHER_WEIGHTS else ""
         raise ValueError(
             f"speculative_config: method must be one of {known}, got {show(method)}{hint}"
         )
+
+
+def _either(names: Collection[str]) -> str:
+    *others, last = map(repr, names)
+    return f"{', '.join(others)} or {last}"

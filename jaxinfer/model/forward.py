@@ -106,9 +106,9 @@ def residual_stream(
 @jax.named_scope("attention")
 def dense_attention(
     q: Float[Array, "*batch T H D"],
-    k: Float[Array, "*batch T K D"],
-    v: Float[Array, "*batch T K D"],
-    mask: Bool[Array, "*masked T T"],
+    k: Float[Array, "*batch S K D"],
+    v: Float[Array, "*batch S K D"],
+    mask: Bool[Array, "*masked T S"],
 ) -> Float[Array, "*batch T H D"]:
     """Softmax attention over whole sequences; query head h reads key/value head ``h // (H/K)``.
 

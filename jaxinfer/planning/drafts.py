@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from jaxinfer.config import EngineConfig
 from jaxinfer.errors import ModelLoadError
-from jaxinfer.model.checkpoint.hub import BUNDLED_DRAFT_HEAD, BUNDLED_HEAD_NAME
+from jaxinfer.model.checkpoint.hub import BUNDLED_DRAFT_HEADS, BUNDLED_HEAD_NAME
 from jaxinfer.planning.model_files import cached_file
 from jaxinfer.planning.shapes import BYTES_OF, ModelShape
 from jaxinfer.speculative_config import SpeculativeConfig
@@ -32,6 +32,7 @@ class DraftMemory:
             the feature that it reads.
         heads: K, key/value heads of the head; 0 without a head.
         num_states: hidden states of the model that the head reads.
+        num_passes: times that a step reads the head's parameters.
     """
 
     num_drafts: int = 0
@@ -40,6 +41,7 @@ class DraftMemory:
     bytes_per_token: int = 0
     heads: int = 0
     num_states: int = 0
+    num_passes: int = 0
 
     def most_rows(self, max_num_seqs: int) -> int:
         """Most rows of a decode step that are sampled at once, drafts included."""
@@ -74,14 +76,15 @@ def draft_memory(shape: ModelShape, dtype: str, config: EngineConfig) -> DraftMe
 
     head, size = _read_head(drafts, shape), BYTES_OF[dtype]
     layer = head.config.layer
-    shapes = head_shapes(head.config, has_embedding=head.has_embedding).values()
-    weights = sum(math.prod(each) for each in shapes)
-    values = 2 * layer.num_key_value_heads * layer.head_dim + layer.hidden_size
+    weights = sum(math.prod(each) for each in head_shapes(head.config, head.own).values())
+    most = head.config.most_drafts
+    num_drafts = drafts.num_drafts if most is None else min(drafts.num_drafts, most)
     return DraftMemory(
-        num_drafts=drafts.num_drafts,
+        num_drafts=num_drafts,
+        num_passes=1 if head.config.drafts_at_once else num_drafts,
         weight_bytes=weights * size + head.config.draft_vocab_size * _INT,
         text_bytes=_INT * slots,
-        bytes_per_token=values * size,
+        bytes_per_token=head.config.values_of_token * size,
         heads=layer.num_key_value_heads,
         num_states=len(head.config.states),
     )
@@ -90,14 +93,17 @@ def draft_memory(shape: ModelShape, dtype: str, config: EngineConfig) -> DraftMe
 def _read_head(drafts: SpeculativeConfig, shape: ModelShape) -> "DraftHead":
     """The head that the configuration names; nothing is downloaded."""
     from jaxinfer.model.draft_head.files import read_draft_head
+    from jaxinfer.model.draft_head.readers import READERS
 
-    name = str(drafts.model)
-    directory = BUNDLED_DRAFT_HEAD if name == BUNDLED_HEAD_NAME else Path(name).expanduser()
+    name, method = str(drafts.model), drafts.method
+    directory = (
+        BUNDLED_DRAFT_HEADS[method] if name == BUNDLED_HEAD_NAME else Path(name).expanduser()
+    )
     try:
         if not directory.is_dir():
             hint = "no such directory and not in the hub's local cache; give a directory or a hub "
             hint += "id that was downloaded"
             directory = cached_file(name, hint, drafts.revision).parent
-        return read_draft_head(directory, shape)
+        return read_draft_head(directory, shape, READERS[method])
     except ModelLoadError as error:
         raise ModelLoadError(f"speculative_config: model: {error}") from None

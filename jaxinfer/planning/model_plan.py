@@ -306,12 +306,17 @@ def _notes(timing: Timing, dtype: str) -> list[str]:
     return notes
 
 
+def _times(count: int) -> str:
+    return "once" if count == 1 else f"{count} times"
+
+
 def _draft_notes(drafts: DraftMemory, chip: Chip) -> list[str]:
     notes = [_DRAFTS] if drafts.num_drafts else []
     if drafts.weight_bytes:
         once_ms = drafts.weight_bytes / chip.bytes_per_s * 1e3
         notes.append(
             f"The draft head is whole on every device; reading it takes at least {once_ms:.2g} ms, "
-            f"{drafts.num_drafts} times in a step with as many drafts of each sequence."
+            f"{_times(drafts.num_passes)} in a step with {drafts.num_drafts} drafts of each "
+            "sequence."
         )
     return notes

@@ -1,1 +1,1 @@
-"""Trains the bundled model's EAGLE-3 draft head, and measures how often its drafts are right."""
+"""Trains the bundled model's draft heads, and measures how often their drafts are right."""

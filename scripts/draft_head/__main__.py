@@ -1,10 +1,10 @@
-"""`python -m scripts.draft_head`: trains the bundled model's draft head on the model's text.
+"""`python -m scripts.draft_head`: trains one of the bundled model's draft heads on its text.
 
-About fifteen minutes on two CPU cores.
+A quarter to half an hour on two CPU cores.
 """
 
 import argparse
-import dataclasses
+import functools
 import itertools
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,15 +13,15 @@ import jax
 import numpy as np
 from tokenizers import Tokenizer
 
-from jaxinfer.model.checkpoint.hub import BUNDLED_DRAFT_HEAD, BUNDLED_MODEL
+from jaxinfer.model.checkpoint.hub import BUNDLED_DRAFT_HEADS, BUNDLED_MODEL
 from jaxinfer.model.checkpoint.weights import load_params
 from jaxinfer.model.config import ModelConfig
-from jaxinfer.model.draft_head.config import DraftHeadConfig
 from jaxinfer.model.draft_head.weights import save_draft_head
 from jaxinfer.profiling.figures import share_text
 from scripts.bundled_model.corpus import Example, draw_training_items, encode, render
 from scripts.bundled_model.packing import batches
 from scripts.bundled_model.training import cast
+from scripts.draft_head import dflash, eagle3
 from scripts.draft_head.training import train_head
 
 MAX_BYTES = 2_000_000
@@ -32,30 +32,15 @@ def parse_arguments() -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(prog="python -m scripts.draft_head", description=__doc__)
     parser.add_argument("--model", type=Path, default=BUNDLED_MODEL, help="model directory")
-    parser.add_argument("--out", type=Path, default=BUNDLED_DRAFT_HEAD, help="head's directory")
+    parser.add_argument("--method", choices=BUNDLED_DRAFT_HEADS, default="eagle3")
+    parser.add_argument("--out", type=Path, help="head's directory; by default the bundled one")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--items", type=int, default=30_000, help="training items drawn")
-    parser.add_argument("--steps", type=int, default=750)
+    parser.add_argument("--steps", type=int, help="by default 750, or 1300 of dflash")
     parser.add_argument("--rows", type=int, default=24)
     parser.add_argument("--length", type=int, default=128, help="tokens of two rows in three")
-    parser.add_argument("--depth", type=int, default=3, help="drafts in a row that are trained")
+    parser.add_argument("--depth", type=int, default=3, help="drafts in a row, of eagle3")
     return parser.parse_args()
-
-
-def head_config(model: ModelConfig, draft_vocab_size: int) -> DraftHeadConfig:
-    """A head of 850 thousand parameters for the bundled model."""
-    layer = dataclasses.replace(
-        model,
-        model_type="llama",
-        num_hidden_layers=1,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=64,
-        intermediate_size=256,
-        tie_word_embeddings=False,
-    )
-    last = model.num_hidden_layers - 1
-    return DraftHeadConfig(layer, draft_vocab_size, (1, last - 1, last))
 
 
 def likeliest_tokens(examples: list[Example], vocab_size: int, count: int) -> np.ndarray:
@@ -84,26 +69,31 @@ def main() -> None:
     params = load_params(args.model, config, "float32")
     tokenizer = Tokenizer.from_file(str(args.model / "tokenizer.json"))
     examples = encode(tokenizer, render(list(draw_training_items(args.items, args.seed))))
-    head = head_config(config, draft_vocab_size=512)
+    losses = {
+        "eagle3": functools.partial(eagle3.loss_of, depth=args.depth),
+        "dflash": dflash.loss_of,
+    }
+    head = {"eagle3": eagle3, "dflash": dflash}[args.method].head_config(config)
+    out = args.out or BUNDLED_DRAFT_HEADS[args.method]
     token_ids = likeliest_tokens(examples, config.vocab_size, head.draft_vocab_size)
     trained = train_head(
         head,
+        losses[args.method],
         params,
         config,
         mixed_batches(examples, args, config.eos_token_ids[-1]),
         token_ids=token_ids,
-        steps=args.steps,
+        steps=args.steps or {"eagle3": 750, "dflash": 1300}[args.method],
         learning_rate=3e-3,
-        depth=args.depth,
         seed=args.seed,
     )
     ids = trained.pop("token_ids")
     stored = cast(trained, config.dtype) | {"token_ids": ids}
-    save_draft_head(jax.device_get(stored), head, args.out)
-    size = sum(file.stat().st_size for file in args.out.iterdir())
+    save_draft_head(jax.device_get(stored), head, out)
+    size = sum(file.stat().st_size for file in out.iterdir())
     if size > MAX_BYTES:
-        raise ValueError(f"{args.out} holds {size:,} bytes, {MAX_BYTES:,} are allowed")
-    print(f"written to {args.out}: {size:,} bytes")
+        raise ValueError(f"{out} holds {size:,} bytes, {MAX_BYTES:,} are allowed")
+    print(f"written to {out}: {size:,} bytes")
 
 
 if __name__ == "__main__":

@@ -11,17 +11,23 @@ _STORY = "Once upon a time"  # stories have no prompt
 
 
 def tokens_a_step(
-    head: str | Path, *, count: int, num_drafts: int = 3, temperature: float = 0.0
+    method: str,
+    head: str | Path,
+    *,
+    count: int,
+    num_drafts: int | None = None,
+    temperature: float = 0.0,
 ) -> dict[str, float]:
     """Mean tokens of a row with drafts, by kind of prompt and of "all"; 1 is no accepted draft.
 
     Args:
+        method: of the head.
         head: directory of a draft head of the bundled model, or "bundled".
         count: prompts of each kind.
-        num_drafts: most drafts of a row.
+        num_drafts: most drafts of a row; None is the method's default.
         temperature: of sampling.
     """
-    drafts = {"method": "eagle3", "model": str(head), "num_speculative_tokens": num_drafts}
+    drafts = {"method": method, "model": str(head), "num_speculative_tokens": num_drafts}
     found, totals = {}, [0.0, 0.0]
     with LLM(
         speculative_config=drafts, max_num_seqs=4, max_model_len=1024, show_progress=False

@@ -24,6 +24,7 @@ def test_greedy_tokens_equal_a_plain_loop_over_forward(setting):
         {"method": "ngram", "prompt_lookup_min": 1},
         {"method": "suffix"},
         {"method": "eagle3", "model": "bundled"},
+        {"method": "dflash", "model": "bundled"},
     ],
     ids=str,
 )

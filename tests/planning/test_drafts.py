@@ -8,7 +8,7 @@ import pytest
 from jaxinfer import LLM
 from jaxinfer.config import EngineConfig
 from jaxinfer.errors import ModelLoadError
-from jaxinfer.model.checkpoint.hub import BUNDLED_DRAFT_HEAD, BUNDLED_MODEL
+from jaxinfer.model.checkpoint.hub import BUNDLED_DRAFT_HEADS, BUNDLED_MODEL
 from jaxinfer.planning import plan
 from jaxinfer.planning.drafts import NO_DRAFTS, draft_memory
 from jaxinfer.planning.model_files import read_shape
@@ -36,10 +36,11 @@ def held_by_a_device(tree):
     [
         {"speculative_config": HEAD},
         {"speculative_config": HEAD, "tensor_parallel_size": 2, "kv_cache_dtype": "int8"},
+        {"speculative_config": {"method": "dflash", "model": "bundled"}},
         {"speculative_config": {"method": "suffix", "corpus_tokens": 100}},
         {},
     ],
-    ids=["head", "head, 2 devices and int8 pages", "texts", "none"],
+    ids=["head", "head, 2 devices and int8 pages", "dflash", "texts", "none"],
 )
 def test_a_device_holds_what_the_plan_says(options):
     config = EngineConfig(**options, max_num_seqs=8, max_model_len=512)
@@ -96,7 +97,7 @@ def test_a_head_that_is_not_there_or_for_another_model_is_named(tmp_path):
         plan("Qwen3-8B", speculative_config={"method": "eagle3", "model": "no/head"})
     with pytest.raises(ModelLoadError, match=r"for another model: hidden_size is 256"):
         plan("Qwen3-8B", speculative_config=HEAD)
-    shutil.copy(BUNDLED_DRAFT_HEAD / "config.json", tmp_path)
+    shutil.copy(BUNDLED_DRAFT_HEADS["eagle3"] / "config.json", tmp_path)
     with pytest.raises(ModelLoadError, match="safetensors"):
         plan(BUNDLED_MODEL, speculative_config={"method": "eagle3", "model": str(tmp_path)})
 
@@ -106,7 +107,7 @@ def test_a_head_of_the_hubs_cache_is_read_at_its_revision(monkeypatch):
 
     def find(name, file, revision):
         asked.append((name, file, revision))
-        return str(BUNDLED_DRAFT_HEAD / file)
+        return str(BUNDLED_DRAFT_HEADS["eagle3"] / file)
 
     monkeypatch.setattr("huggingface_hub.try_to_load_from_cache", find)
     drafts = {"method": "eagle3", "model": "someone/head", "revision": "v2"}

@@ -1,6 +1,7 @@
-"""Engines with an EAGLE-3 draft head: answers stay what they are, and drafts are the head's."""
+"""Engines with a draft head: answers stay what they are, and drafts are the head's."""
 
 import dataclasses
+import json
 from typing import Any
 
 import jax
@@ -11,22 +12,28 @@ import pytest
 from jaxinfer import SamplingParams
 from jaxinfer.config import EngineConfig
 from jaxinfer.errors import ModelLoadError
-from jaxinfer.model.draft_head.files import read_draft_head
-from jaxinfer.model.draft_head.forward import draft_forward
-from jaxinfer.model.draft_head.layer import features_of
+from jaxinfer.model.draft_head.dflash import forward as dflash
+from jaxinfer.model.draft_head.dflash.layers import features_of as features_of_dflash
+from jaxinfer.model.draft_head.eagle3 import forward as eagle3
+from jaxinfer.model.draft_head.eagle3.layer import features_of as features_of_eagle3
 from jaxinfer.model.draft_head.weights import save_draft_head
 from jaxinfer.model.forward import residual_stream
 from jaxinfer.serving.programs.kinds.speculative_decode import SpeculativeDecodeKey
-from jaxinfer.serving.programs.speculative.head_drafter import HeadDrafter
-from jaxinfer.serving.startup.model_files import read_head_of
+from jaxinfer.serving.programs.speculative.dflash.drafter import DFlashDrafter
+from jaxinfer.serving.programs.speculative.eagle3.drafter import Eagle3Drafter
+from jaxinfer.serving.startup.draft_head import read_head_of
 from jaxinfer.speculative_config import SpeculativeConfig
 from tests.lazy import torch
-from tests.model.draft_head.random_head import head_config, random_head
-from tests.model.draft_head.torch_head import TorchHead
+from tests.model.draft_head.dflash.torch_dflash_head import TorchDFlashHead
+from tests.model.draft_head.eagle3.torch_eagle3_head import TorchHead
+from tests.model.draft_head.random_head import dflash_config, head_config, random_head
 from tests.serving.small_llm import CONFIG, held_blocks, small_llm, small_params
 from tests.serving.test_speculative import PROMPTS, SAMPLING, answers, launched_keys, params_of
 
-HEAD = head_config(CONFIG, draft_vocab_size=100, norm_before_fc=True)
+CONFIGS = {
+    "eagle3": head_config(CONFIG, draft_vocab_size=100, norm_before_fc=True),
+    "dflash": dflash_config(CONFIG, states=(0, 1)),
+}
 NUM_DRAFTS = 4
 
 
@@ -36,21 +43,26 @@ def plain():
         yield llm
 
 
+@pytest.fixture(scope="module", params=CONFIGS)
+def method(request):
+    return request.param
+
+
 @pytest.fixture(scope="module")
-def directory(tmp_path_factory):
+def directory(tmp_path_factory, method):
     directory = tmp_path_factory.mktemp("head")
-    save_draft_head(random_head(HEAD), HEAD, directory)
+    save_draft_head(random_head(CONFIGS[method]), CONFIGS[method], directory)
     return directory
 
 
-def settings(directory):
-    model = {"method": "eagle3", "model": str(directory), "num_speculative_tokens": NUM_DRAFTS}
+def settings(method, directory):
+    model = {"method": method, "model": str(directory), "num_speculative_tokens": NUM_DRAFTS}
     return {"speculative_config": model}
 
 
 @pytest.fixture(scope="module")
-def drafting(directory):
-    with small_llm(**settings(directory)) as llm:
+def drafting(method, directory):
+    with small_llm(**settings(method, directory)) as llm:
         yield llm
 
 
@@ -86,12 +98,12 @@ LONG = [[*range(1, 30)], [*range(1, 30), 7, 8], [3] * 40, [5, 4] * 12]
     ],
     ids=str,
 )
-def test_few_blocks_and_long_prompts_change_no_answer(directory, options, monkeypatch):
+def test_few_blocks_and_long_prompts_change_no_answer(method, directory, options, monkeypatch):
     always_draft(monkeypatch)
     params = [params_of(name, max_tokens=20) for name in ("greedy", "top_p", "temperature")]
     params.append(params_of("penalty", max_tokens=20))
     found = []
-    for more in ({}, settings(directory)):
+    for more in ({}, settings(method, directory)):
         with small_llm(max_num_batched_tokens=16, num_decode_steps=1, **options, **more) as llm:
             outputs = []
             for left in (8, 64):
@@ -112,19 +124,19 @@ def test_few_blocks_and_long_prompts_change_no_answer(directory, options, monkey
     ],
     ids=str,
 )
-def test_a_head_on_two_devices_or_without_compiling(plain, directory, options, monkeypatch):
+def test_a_head_on_two_devices_or_without_compiling(plain, method, directory, options, monkeypatch):
     always_draft(monkeypatch)
     sampling = params_of("top_p", max_tokens=10)
-    with small_llm(**settings(directory), **options) as llm:
+    with small_llm(**settings(method, directory), **options) as llm:
         found = answers(llm, sampling)
     assert [each[:3] for each in found] == [each[:3] for each in answers(plain, sampling)]
 
 
-def test_after_a_sleep_and_other_weights_the_head_is_there(plain, directory, monkeypatch):
+def test_after_a_sleep_and_other_weights_the_head_is_there(plain, method, directory, monkeypatch):
     always_draft(monkeypatch)
     sampling = params_of("greedy", max_tokens=10)
     expected = [each[0] for each in answers(plain, sampling)]
-    with small_llm(**settings(directory)) as llm:
+    with small_llm(**settings(method, directory)) as llm:
         for level in (1, 2):
             llm.sleep(level=level)
             llm.wake_up()
@@ -135,14 +147,16 @@ def test_after_a_sleep_and_other_weights_the_head_is_there(plain, directory, mon
         assert [each[0] for each in answers(llm, sampling)] == expected
 
 
-def test_a_head_may_be_named_by_a_path_and_its_errors_say_whose_they_are(directory, tmp_path):
-    config = SpeculativeConfig(method="eagle3", model=directory)
+def test_a_head_may_be_named_by_a_path_and_its_errors_say_whose_they_are(
+    method, directory, tmp_path
+):
+    config = SpeculativeConfig(method=method, model=directory)
     assert config.model == str(directory)
     with pytest.raises(ModelLoadError, match=r"^speculative_config: model: .*no such directory"):
-        small_llm(**settings(tmp_path / "nowhere"))
+        small_llm(**settings(method, tmp_path / "nowhere"))
 
 
-def test_a_head_on_the_hub_is_taken_at_its_revision(directory, monkeypatch):
+def test_a_head_on_the_hub_is_taken_at_its_revision(directory, method, monkeypatch):
     asked = []
 
     def download(name, *, revision, allow_patterns):
@@ -150,32 +164,35 @@ def test_a_head_on_the_hub_is_taken_at_its_revision(directory, monkeypatch):
         return str(directory)
 
     monkeypatch.setattr("huggingface_hub.snapshot_download", download)
-    head = {"method": "eagle3", "model": "someone/head", "revision": "v2"}
+    head = {"method": method, "model": "someone/head", "revision": "v2"}
     config = EngineConfig(speculative_config=head)
-    assert read_head_of(config, CONFIG).config == HEAD
+    assert read_head_of(config, CONFIG).config == CONFIGS[method]
     assert asked == [("someone/head", "v2")]
 
 
-def torch_head(directory):
+def torch_head(method, directory):
     """The head in a directory, in PyTorch."""
     import safetensors.torch
 
-    return TorchHead(
-        safetensors.torch.load_file(directory / "model.safetensors"),
-        read_draft_head(directory, CONFIG).config.to_hf(),
-        torch.from_numpy(np.array(small_params()["model"]["embed_tokens"])),
-    )
+    tensors = safetensors.torch.load_file(directory / "model.safetensors")
+    config = json.loads((directory / "config.json").read_text())
+    embedding = torch.from_numpy(np.array(small_params()["model"]["embed_tokens"]))
+    if method == "eagle3":
+        return TorchHead(tensors, config, embedding)
+    vocabulary = torch.from_numpy(np.array(small_params()["lm_head"]))
+    return TorchDFlashHead(tensors, config, embedding, vocabulary)
 
 
-def features_in_torch(head, states, tokens):
+def states_of(config, tokens):
     _, seen = residual_stream(small_params(), CONFIG, jnp.asarray(tokens), watched=(0, 1))
-    return head.features([torch.from_numpy(np.array(seen[layer])) for layer in states])
+    return [seen[layer] for layer in config.states], seen[0]
 
 
 @pytest.fixture
-def recorded(monkeypatch):
+def recorded(monkeypatch, method):
     """The lengths of the rows that engines draft for, most drafts of each, and the drafts."""
-    records, draft = [], HeadDrafter.draft
+    drafter: Any = {"eagle3": Eagle3Drafter, "dflash": DFlashDrafter}[method]
+    records, draft = [], drafter.draft
 
     def drafting(self, params, kv, rows, state, **options):
         kv, drafts = draft(self, params, kv, rows, state, **options)
@@ -187,23 +204,47 @@ def recorded(monkeypatch):
         )
         return kv, drafts
 
-    monkeypatch.setattr(HeadDrafter, "draft", drafting)
+    monkeypatch.setattr(drafter, "draft", drafting)
     return records
 
 
-def trained(directory, prompts, plain):
+def eagle3_pairs(params, config, tokens):
+    """What the head's vocabulary reads along a text, and the tokens that it should guess."""
+    states, embeddings = states_of(config, tokens)
+    features = features_of_eagle3(params, states, config)
+    normed = eagle3.draft_forward(params, config, features, embeddings).normed
+    return np.asarray(normed)[1:-1], tokens[2:]
+
+
+def dflash_pairs(params, config, tokens):
+    """The same of the blocks that begin at each of the tokens."""
+    states, embeddings = states_of(config, tokens)
+    features = features_of_dflash(params, states, config)
+    inputs, wanted = [], []
+    for start in range(1, len(tokens) - NUM_DRAFTS):
+        mask = small_params()["model"]["embed_tokens"][config.mask_token_id]
+        block = jnp.concatenate([embeddings[start][None], *[mask[None]] * NUM_DRAFTS])
+        positions = start + jnp.arange(NUM_DRAFTS + 1, dtype=jnp.int32)
+        visible = jnp.ones((NUM_DRAFTS + 1, start + NUM_DRAFTS + 1), bool)
+        known = features[:start]
+        normed = dflash.block_forward(params, config, known, block, positions, visible)
+        inputs.append(np.asarray(normed)[1:])
+        wanted += tokens[start + 1 : start + 1 + NUM_DRAFTS]
+    return np.concatenate(inputs), wanted
+
+
+def trained(method, directory, prompts, plain):
     """A head whose vocabulary's rows are fitted to the answers, so that some drafts are right."""
-    config = dataclasses.replace(HEAD, draft_vocab_size=CONFIG.vocab_size)
-    params: Any = jax.tree.map(jnp.asarray, random_head(config))
+    config = dataclasses.replace(CONFIGS[method], draft_vocab_size=CONFIG.vocab_size)
+    params: Any = jax.tree.map(jnp.asarray, random_head(config, own=["lm_head"]))
+    pairs_of = {"eagle3": eagle3_pairs, "dflash": dflash_pairs}[method]
     sampling = SamplingParams(temperature=0.0, max_tokens=40, ignore_eos=True)
     inputs, wanted = [], []
     for output in plain.generate(prompts, sampling, use_tqdm=False):
         tokens = [*output.prompt_token_ids, *output.outputs[0].token_ids]
-        _, seen = residual_stream(small_params(), CONFIG, jnp.asarray(tokens), watched=(0, 1))
-        features = features_of(params, [seen[layer] for layer in config.states], config)
-        normed = draft_forward(params, config, features, seen[0]).normed
-        inputs.append(np.asarray(normed)[1:-1])
-        wanted += tokens[2:]
+        read, guessed = pairs_of(params, config, tokens)
+        inputs.append(read)
+        wanted += guessed
     x, targets = np.concatenate(inputs), np.eye(CONFIG.vocab_size)[wanted]
     ridge = np.linalg.solve(x.T @ x + 1.0 * np.eye(x.shape[1]), x.T @ targets)
     params["lm_head"] = ridge.T.astype(np.float32)
@@ -211,29 +252,49 @@ def trained(directory, prompts, plain):
     return directory
 
 
+def check_drafts(llm, head, config, prompt, recorded):
+    """Answer a prompt and compare its drafts with the reference's; how many were right."""
+    recorded.clear()
+    sampling = SamplingParams(temperature=0.0, max_tokens=40, ignore_eos=True)
+    (output,) = llm.generate([prompt], sampling, use_tqdm=False)
+    jax.effects_barrier()
+    tokens = [*prompt, *output.outputs[0].token_ids]
+    states, _ = states_of(config, tokens)
+    features = head.features([torch.from_numpy(np.array(state)) for state in states])
+    rows = [row for row in recorded if row[0]]
+    assert len(rows) > 5
+    for length, left, drafts in rows:
+        most = min(left, NUM_DRAFTS)
+        assert drafts[:most] == head.drafts(features, tokens[:length], most), length
+    return output.metrics.num_accepted_tokens
+
+
 @pytest.mark.slow
-def test_an_engine_drafts_what_the_head_says(plain, tmp_path, monkeypatch, recorded):
+def test_an_engine_drafts_what_the_head_says(plain, method, tmp_path, monkeypatch, recorded):
     always_draft(monkeypatch)
     prompts = [*PROMPTS, [*range(40, 60)]]
-    trained(tmp_path, prompts, plain)
-    head, states = torch_head(tmp_path), read_draft_head(tmp_path, CONFIG).config.states
-    sampling = SamplingParams(temperature=0.0, max_tokens=40, ignore_eos=True)
+    trained(method, tmp_path, prompts, plain)
+    head = torch_head(method, tmp_path)
     # Without a cache of programs, which would not call back.
-    with small_llm(**settings(tmp_path), compilation_cache_dir="") as llm:
+    with small_llm(**settings(method, tmp_path), compilation_cache_dir="") as llm:
         for prompt in prompts * 2:  # the second time with a cached prefix
-            recorded.clear()
-            (output,) = llm.generate([prompt], sampling, use_tqdm=False)
-            jax.effects_barrier()
-            tokens = [*prompt, *output.outputs[0].token_ids]
-            features = features_in_torch(head, states, tokens)
-            rows = [row for row in recorded if row[0]]
-            assert len(rows) > 5
-            for length, left, drafts in rows:
-                most = min(left, NUM_DRAFTS)
-                expected = head.drafts(features, tokens[:length], most)
-                assert drafts[:most] == expected, length
-            assert output.metrics is not None
-            assert output.metrics.num_accepted_tokens > 3
+            assert check_drafts(llm, head, CONFIGS[method], prompt, recorded) > 3
+
+
+@pytest.mark.parametrize("method", ["dflash"], indirect=True)
+@pytest.mark.parametrize(("size", "num_devices"), [(512, 1), (512, 2), (100, 1)])
+def test_a_head_guesses_by_the_vocabulary_of_the_model_or_its_own(
+    method, size, num_devices, tmp_path, monkeypatch, recorded
+):
+    always_draft(monkeypatch)
+    config = dataclasses.replace(CONFIGS[method], draft_vocab_size=size)
+    own = () if size == CONFIG.vocab_size else ("embed_tokens", "lm_head")
+    save_draft_head(random_head(config, own=own), config, tmp_path)
+    head, options = torch_head(method, tmp_path), {"compilation_cache_dir": ""}
+    with small_llm(
+        **settings(method, tmp_path), **options, tensor_parallel_size=num_devices
+    ) as llm:
+        check_drafts(llm, head, config, PROMPTS[0], recorded)
 
 
 def test_steps_with_a_head_are_programs_of_their_own(drafting, plain, monkeypatch):
@@ -246,9 +307,9 @@ def test_steps_with_a_head_are_programs_of_their_own(drafting, plain, monkeypatc
     )
 
 
-def test_what_is_no_head_of_the_model_is_refused_at_the_start(directory, tmp_path):
+def test_what_is_no_head_of_the_model_is_refused_at_the_start(method, directory, tmp_path):
     def refused(model, **options):
-        config = {"method": "eagle3", "model": str(model)}
+        config = {"method": method, "model": str(model)}
         with pytest.raises(ModelLoadError) as caught:
             small_llm(speculative_config=config, **options)
         assert "\n" not in str(caught.value)
@@ -258,4 +319,19 @@ def test_what_is_no_head_of_the_model_is_refused_at_the_start(directory, tmp_pat
     assert "no such directory" in refused(tmp_path / "nothing")
     assert "a head for another model: hidden_size is 256" in refused("bundled")
     with pytest.raises(ValueError, match="runner='pooling' gives none"):
-        small_llm(runner="pooling", **settings(directory))
+        small_llm(runner="pooling", **settings(method, directory))
+
+
+@pytest.mark.parametrize("method", ["dflash"], indirect=True)
+def test_more_drafts_than_a_block_has_are_refused(method, directory):
+    config = settings(method, directory)["speculative_config"]
+    with pytest.raises(ValueError, match=r"num_speculative_tokens=6 .* set it to at most 5"):
+        small_llm(speculative_config=config | {"num_speculative_tokens": 6})
+
+
+@pytest.mark.parametrize(("method", "most"), [("eagle3", 3), ("dflash", 5)], indirect=["method"])
+def test_without_a_number_as_many_are_drafted_as_the_method_is_good_for(method, directory, most):
+    config = {"method": method, "model": str(directory)}
+    with small_llm(speculative_config=config) as llm:
+        sizes = llm._loaded.replicas[0].runner._buckets.speculative
+        assert sizes[0][1].num_tokens == most

@@ -7,7 +7,11 @@ from jaxinfer.errors import ModelLoadError
 from jaxinfer.model.checkpoint.directory_files import TEMPLATES_DIRECTORY
 
 BUNDLED_MODEL = Path(__file__).parents[2] / "assets" / "model"
-BUNDLED_DRAFT_HEAD = BUNDLED_MODEL.with_name("draft_head")
+BUNDLED_DRAFT_HEADS = {
+    "eagle3": BUNDLED_MODEL.with_name("draft_head"),
+    "dflash": BUNDLED_MODEL.with_name("dflash_head"),
+}
+"""The bundled model's draft heads, by method."""
 BUNDLED_HEAD_NAME = "bundled"
 """The name of the bundled model's draft head where a head is asked for."""
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.\-]*(/[A-Za-z0-9][\w.\-]*)?", re.ASCII)

@@ -1,1 +1,1 @@
-"""EAGLE-3 draft heads (arXiv:2503.01840): one layer that guesses what a model is going to say."""
+"""Draft heads: a few layers that guess what a model is going to say, by method a folder."""

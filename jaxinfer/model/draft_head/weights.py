@@ -1,7 +1,7 @@
 """Loads a draft head's weights onto devices, each of which holds all of them; and saves a head."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +15,8 @@ from jaxinfer.model.checkpoint.parameter_names import flatten, unflatten
 from jaxinfer.model.checkpoint.safetensors_file import write_file
 from jaxinfer.model.checkpoint.weight_files import SINGLE_FILE
 from jaxinfer.model.checkpoint.weights import read_leaves
-from jaxinfer.model.draft_head.config import DraftHeadConfig
-from jaxinfer.model.draft_head.files import LAYERS, OFFSETS, DraftHead, file_name, head_shapes
+from jaxinfer.model.draft_head.files import OFFSETS, DraftHead, head_shapes
+from jaxinfer.model.draft_head.head_config import HeadConfig
 
 DRAFT_HEAD = "draft_head"
 """The head's part of a tree of parameters."""
@@ -34,7 +34,7 @@ def load_draft_head(head: DraftHead, dtype: DTypeLike, mesh: Mesh | None = None)
     Raises:
         ModelLoadError: a tensor holds NaN or infinity; names it.
     """
-    described = describe_head(head.config, dtype, mesh, has_embedding=head.has_embedding)
+    described = describe_head(head.config, dtype, mesh, own=head.own)
     leaves = dict(flatten(described))
     ids = leaves.pop(_TOKEN_IDS)
     loaded = read_leaves(head.plan, leaves, head.entries)
@@ -43,11 +43,11 @@ def load_draft_head(head: DraftHead, dtype: DTypeLike, mesh: Mesh | None = None)
 
 
 def describe_head(
-    config: DraftHeadConfig,
+    config: HeadConfig,
     dtype: DTypeLike,
     mesh: Mesh | None = None,
     *,
-    has_embedding: bool = False,
+    own: Collection[str] = (),
 ) -> dict[str, Any]:
     """Shapes, dtypes and placement of a head's parameters, without memory.
 
@@ -55,7 +55,7 @@ def describe_head(
         config: its shape.
         dtype: of all but the tokens' ids.
         mesh: with a mesh every leaf is whole on each of its devices.
-        has_embedding: whether it has an embedding of its own.
+        own: as of `head_shapes`.
 
     Returns:
         A tree of ``jax.ShapeDtypeStruct``. `token_ids` are the model's ids of the head's tokens,
@@ -64,13 +64,13 @@ def describe_head(
     sharding = None if mesh is None else NamedSharding(mesh, PartitionSpec())
     leaves = {
         path: jax.ShapeDtypeStruct(shape, jnp.dtype(dtype), sharding=sharding)
-        for path, shape in head_shapes(config, has_embedding=has_embedding).items()
+        for path, shape in head_shapes(config, own).items()
     }
     ids = jax.ShapeDtypeStruct((config.draft_vocab_size,), jnp.int32, sharding=sharding)
     return unflatten({**leaves, _TOKEN_IDS: ids})
 
 
-def save_draft_head(params: Mapping[str, Any], config: DraftHeadConfig, directory: Path) -> None:
+def save_draft_head(params: Mapping[str, Any], config: HeadConfig, directory: Path) -> None:
     """Write config.json and safetensors, under the published names.
 
     Args:
@@ -81,7 +81,7 @@ def save_draft_head(params: Mapping[str, Any], config: DraftHeadConfig, director
     directory.mkdir(parents=True, exist_ok=True)
     leaves = dict(flatten(jax.device_get(dict(params))))
     ids = np.asarray(leaves.pop(_TOKEN_IDS), np.int64)
-    tensors = {file_name(path, LAYERS[0]): leaf for path, leaf in leaves.items()}
+    tensors = {config.file_name(path): leaf for path, leaf in leaves.items()}
     tensors[OFFSETS] = ids - np.arange(len(ids))
     write_file(directory / SINGLE_FILE, tensors.items(), tensors)
     text = json.dumps(config.to_hf(), indent=2) + "\n"

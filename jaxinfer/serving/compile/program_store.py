@@ -19,8 +19,8 @@ import jax.export
 from jaxinfer.kernels.attention.pages import Pages
 from jaxinfer.serving.compile.cache.entries import Entries
 from jaxinfer.serving.programs.programs import Program
-from jaxinfer.serving.programs.speculative.draft_pages import DraftPages
 from jaxinfer.serving.programs.speculative.drafter import DraftState
+from jaxinfer.serving.programs.speculative.eagle3.pages import DraftPages
 from jaxinfer.serving.sampling.layout import LogitEdits, SamplingArrays, SlotState
 
 _PACKAGE = Path(__file__).parents[2]

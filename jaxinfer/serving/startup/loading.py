@@ -47,6 +47,7 @@ from jaxinfer.serving.sampling.sampler import (
     check_logits_processor,
     check_sampler,
 )
+from jaxinfer.serving.startup.draft_head import read_head_of
 from jaxinfer.serving.startup.engine_start import (
     StartSettings,
     closing_on_failure,
@@ -57,7 +58,6 @@ from jaxinfer.serving.startup.mesh import announce_devices, choose_mesh, mesh_of
 from jaxinfer.serving.startup.model_files import (
     read_classifier,
     read_generation_config,
-    read_head_of,
     read_model_config,
     read_tokenizer,
     usable_eos_token_ids,

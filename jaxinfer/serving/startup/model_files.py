@@ -5,10 +5,8 @@ from pathlib import Path
 from typing import Any
 
 from jaxinfer.config import EngineConfig
-from jaxinfer.errors import ModelLoadError
-from jaxinfer.model.checkpoint.hub import BUNDLED_DRAFT_HEAD, BUNDLED_HEAD_NAME, resolve_model
+from jaxinfer.model.checkpoint.hub import resolve_model
 from jaxinfer.model.config import ModelConfig
-from jaxinfer.model.draft_head.files import DraftHead, read_draft_head
 from jaxinfer.model.generation_config import GenerationConfig
 from jaxinfer.model.hf_config import read_config_file
 from jaxinfer.model.hf_overrides import apply_overrides, backbone_config
@@ -61,24 +59,6 @@ def read_classifier(
         return None
     mapping, _ = _config_object(directory, config)
     return read_score_head(directory, mapping, model_config.hidden_size)
-
-
-def read_head_of(config: EngineConfig, model_config: ModelConfig) -> DraftHead | None:
-    """The draft head that `speculative_config` names; None if it names none.
-
-    Raises:
-        ModelLoadError: as of `resolve_model` and `read_draft_head`.
-    """
-    drafts = config.speculative_config
-    if drafts is None or drafts.model is None:
-        return None
-    try:
-        is_bundled = drafts.model == BUNDLED_HEAD_NAME
-        named = BUNDLED_DRAFT_HEAD if is_bundled else drafts.model
-        directory = resolve_model(named, drafts.revision)
-        return read_draft_head(directory, model_config)
-    except (ModelLoadError, OSError) as error:
-        raise ModelLoadError(f"speculative_config: model: {error}") from error
 
 
 def read_tokenizer(directory: Path | None, config: EngineConfig) -> Tokenizer | None:

@@ -18,7 +18,7 @@ from jaxinfer.kernels.choice import Backend, choose_backend, compute_capability_
 from jaxinfer.kernels.policy import Kernels
 from jaxinfer.model.architecture import activation_dtype
 from jaxinfer.model.config import ModelConfig
-from jaxinfer.model.draft_head.config import DraftHeadConfig
+from jaxinfer.model.draft_head.head_config import HeadConfig
 from jaxinfer.model.sharding import ShardingRules, tensor_parallel_size
 from jaxinfer.planning.blocks import blocks_on_devices, check_capacity, usable_tokens
 from jaxinfer.planning.memory import prefill_bytes
@@ -42,10 +42,10 @@ from jaxinfer.serving.programs.program_set import (
     uses_pages,
 )
 from jaxinfer.serving.programs.programs import Programs
-from jaxinfer.serving.programs.speculative.draft_pages import WatchedLayers
 from jaxinfer.serving.programs.speculative.drafter import Drafter, DraftTextSizes
-from jaxinfer.serving.programs.speculative.head_drafter import HeadDrafter
+from jaxinfer.serving.programs.speculative.heads import HEADS
 from jaxinfer.serving.programs.speculative.lookup import LookupDrafter
+from jaxinfer.serving.programs.speculative.watched_layers import WatchedLayers
 from jaxinfer.serving.programs.steps import StepContext
 from jaxinfer.serving.runner.engine_plan import EnginePlan
 from jaxinfer.serving.sampling.sampler import CustomSampler, LogitsProcessor
@@ -72,7 +72,7 @@ def plan_engine(
     fewest: Callable[[int], int] = int,
     lowering: Lowering | None = None,
     devices: Sequence[Any] | None = None,
-    draft_head: DraftHeadConfig | None = None,
+    draft_head: HeadConfig | None = None,
 ) -> EnginePlan:
     """Choose kernels and shapes and count the KV blocks; on a GPU this compiles some programs.
 
@@ -119,8 +119,9 @@ def plan_engine(
         engine_config.logprobs_mode,
         engine_config.kv_cache_dtype,
     )
-    if draft_head is not None:
-        context = replace(context, loop=WatchedLayers(draft_head))
+    drafts = engine_config.speculative_config
+    if drafts is not None and draft_head is not None:
+        context = replace(context, loop=WatchedLayers(HEADS[drafts.method].pages(draft_head)))
     # As few blocks as possible until their number is known: temporaries don't depend on it.
     samples = engine_config.runner == "generate"
     programs = Programs(context, params, 2, engine_config.max_num_seqs + 1, samples=samples)
@@ -210,9 +211,7 @@ def _draft_texts(config: EngineConfig, max_model_len: int) -> DraftTextSizes | N
     return DraftTextSizes(0 if drafts.model else max_model_len, drafts.corpus_size)
 
 
-def _drafter(
-    context: StepContext, config: EngineConfig, head: DraftHeadConfig | None
-) -> Drafter | None:
+def _drafter(context: StepContext, config: EngineConfig, head: HeadConfig | None) -> Drafter | None:
     drafts = config.speculative_config
     if drafts is None:
         return None
@@ -231,7 +230,8 @@ def _drafter(
         platform=device.platform,
         compute_capability=compute_capability_of(device),
     )
-    return HeadDrafter(drafts.num_drafts, head, Kernels(backend))
+    most = drafts.num_drafts if head.most_drafts is None else head.most_drafts
+    return HEADS[drafts.method].drafter(min(drafts.num_drafts, most), head, Kernels(backend))
 
 
 def _shapes(config: EngineConfig, **sizes: Any) -> Buckets:

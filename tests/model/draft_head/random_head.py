@@ -1,17 +1,20 @@
 """Random draft heads, as trees and as files, for tests."""
 
 import dataclasses
+from collections.abc import Collection
 from typing import Any
 
 import jax
 import numpy as np
 
 from jaxinfer.model.config import ModelConfig
-from jaxinfer.model.draft_head.config import DraftHeadConfig
+from jaxinfer.model.draft_head.dflash.config import DFlashConfig
+from jaxinfer.model.draft_head.eagle3.config import Eagle3Config
+from jaxinfer.model.draft_head.head_config import HeadConfig
 from jaxinfer.model.draft_head.weights import describe_head
 
 
-def head_config(model: ModelConfig, **changes: Any) -> DraftHeadConfig:
+def head_config(model: ModelConfig, **changes: Any) -> Eagle3Config:
     """A head with a vocabulary of its own and fewer heads than the model."""
     layer = dataclasses.replace(
         model,
@@ -26,15 +29,27 @@ def head_config(model: ModelConfig, **changes: Any) -> DraftHeadConfig:
         bos_token_id=None,
     )
     options = {"draft_vocab_size": 40, "states": (0, 1, 1)} | changes
-    return DraftHeadConfig(layer, **options)
+    return Eagle3Config(layer, **options)
 
 
-def random_head(
-    config: DraftHeadConfig, *, seed: int = 0, has_embedding: bool = False
-) -> dict[str, Any]:
+def dflash_config(model: ModelConfig, **changes: Any) -> DFlashConfig:
+    """A head of two layers with fewer heads than the model, for blocks of 6 tokens."""
+    layer = dataclasses.replace(
+        head_config(model).layer, model_type="qwen3", num_hidden_layers=2, intermediate_size=56
+    )
+    options = {
+        "draft_vocab_size": model.vocab_size,
+        "states": (1, 1),
+        "block_size": 6,
+        "mask_token_id": model.vocab_size - 2,
+    }
+    return DFlashConfig(layer, **options | changes)
+
+
+def random_head(config: HeadConfig, *, seed: int = 0, own: Collection[str] = ()) -> dict[str, Any]:
     """Parameters spread widely enough that every one of them matters."""
     rng = np.random.default_rng(seed)
-    described = describe_head(config, "float32", has_embedding=has_embedding)
+    described = describe_head(config, "float32", own=own)
 
     def draw(path: Any, leaf: jax.ShapeDtypeStruct) -> np.ndarray:
         mean = 1.0 if "norm" in jax.tree_util.keystr(path) else 0

@@ -1,6 +1,8 @@
 """Programs of engines with a draft head: pages in place, on devices split or not, and for GPUs."""
 
 import dataclasses
+import math
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -18,49 +20,68 @@ from jaxinfer.serving.programs.kinds.speculative_decode import SpeculativeDecode
 from jaxinfer.serving.programs.layout import DecodeShape, PrefillShape
 from jaxinfer.serving.programs.program_set import program_of
 from jaxinfer.serving.programs.programs import Programs
-from jaxinfer.serving.programs.speculative.draft_pages import WatchedLayers
 from jaxinfer.serving.programs.speculative.drafter import DraftTextSizes
-from jaxinfer.serving.programs.speculative.head_drafter import HeadDrafter
+from jaxinfer.serving.programs.speculative.heads import HEADS
+from jaxinfer.serving.programs.speculative.watched_layers import WatchedLayers
 from jaxinfer.serving.programs.steps import StepContext
 from jaxinfer.serving.startup.memory import bytes_per_device
 from tests import hlo
 from tests.kernels.h200_target import trace_for_h200
 from tests.model import tiny
-from tests.model.draft_head.random_head import head_config
+from tests.model.draft_head.random_head import dflash_config, head_config
 
 CONFIG = tiny.config(
     num_hidden_layers=4, num_attention_heads=4, num_key_value_heads=2, head_dim=128
 )
-HEAD = dataclasses.replace(
-    head_config(CONFIG, states=(1, 2, 3)),
-    layer=dataclasses.replace(head_config(CONFIG).layer, head_dim=128),
-)
-DRAFTER = HeadDrafter(3, HEAD, Kernels("xla"))
+
+
+def _wide(head):
+    """The head with heads that GPU kernels take."""
+    return dataclasses.replace(head, layer=dataclasses.replace(head.layer, head_dim=128))
+
+
+CONFIGS: dict[str, Any] = {
+    "eagle3": _wide(head_config(CONFIG, states=(1, 2, 3))),
+    "dflash": _wide(dflash_config(CONFIG, states=(1, 2, 3))),
+}
 BLOCKS, SLOTS = 1001, 5
+
+
+def drafter_of(method, backend: Backend = "xla"):
+    return HEADS[method].drafter(3, CONFIGS[method], Kernels(backend))
+
+
 KEYS = [
     PrefillShape(64, 4, 8),
     DecodeShape(4, 8),
     SampledDecodeKey(DecodeShape(2, 8), "temperature", 4),
-    SpeculativeDecodeKey(DecodeShape(4, 8), "truncate", DRAFTER),
 ]
 
 
-def programs_of(devices, backend: Backend = "xla", dtype="float32"):
+def speculative_key(method, backend: Backend = "xla"):
+    return SpeculativeDecodeKey(DecodeShape(4, 8), "truncate", drafter_of(method, backend))
+
+
+@pytest.fixture(params=HEADS)
+def method(request):
+    return request.param
+
+
+def programs_of(method, devices=1, backend: Backend = "xla", dtype="float32", **changes):
+    config = dataclasses.replace(CONFIG, **changes.pop("config", {}))
+    head = dataclasses.replace(CONFIGS[method], **changes)
     mesh, rules = make_mesh(devices), ShardingRules()
-    loop = WatchedLayers(HEAD)
-    context = StepContext(CONFIG, mesh, rules, Kernels(backend), 16, dtype, loop=loop)
-    params = abstract_params(CONFIG, dtype, mesh, rules)
-    params |= {DRAFT_HEAD: describe_head(HEAD, dtype, mesh)}
+    loop = WatchedLayers(HEADS[method].pages(head))
+    context = StepContext(config, mesh, rules, Kernels(backend), 16, dtype, loop=loop)
+    params = abstract_params(config, dtype, mesh, rules)
+    params |= {DRAFT_HEAD: describe_head(head, dtype, mesh)}
     return Programs(context, params, BLOCKS, SLOTS, texts=DraftTextSizes(0))
 
 
-@pytest.mark.parametrize(
-    ("key", "devices"),
-    [(KEYS[0], 1), (KEYS[2], 1), (KEYS[3], 1), (KEYS[3], 2)],
-    ids=lambda each: type(each).__name__ if each in KEYS else str(each),
-)
-def test_all_pages_are_updated_in_place(key, devices):
-    programs = programs_of(devices)
+@pytest.mark.parametrize(("index", "devices"), [(0, 1), (2, 1), (3, 1), (3, 2)], ids=str)
+def test_all_pages_are_updated_in_place(method, index, devices):
+    programs = programs_of(method, devices)
+    key = [*KEYS, speculative_key(method)][index]
     compiled = program_of(programs, key).lower().compile()
     memory, text = compiled.memory_analysis(), compiled.as_text()
     assert memory is not None
@@ -69,54 +90,49 @@ def test_all_pages_are_updated_in_place(key, devices):
     for leaf in jax.tree.leaves(programs.kv):
         assert leaf.sharding is not None
         shard = leaf.sharding.shard_shape(leaf.shape)
-        size = 1
-        for length in shard:
-            size *= length
-        assert hlo.copies(text, size) == []
+        assert hlo.copies(text, math.prod(shard)) == []
 
 
 @pytest.mark.parametrize("key", [CopyBlocksKey(8), SwapKey(16, True), SwapKey(16, False)], ids=str)
-def test_copies_of_blocks_take_all_that_a_block_holds(key):
-    programs = programs_of(1)
+def test_copies_of_blocks_take_all_that_a_block_holds(method, key):
+    programs = programs_of(method)
     kv, *_ = program_of(programs, key).arguments
     assert jax.tree.leaves(kv) == jax.tree.leaves(programs.kv)
-    assert len(jax.tree.leaves(kv)) == 2 * (CONFIG.num_hidden_layers + 1) + 1
+    of_head = {"eagle3": 2 + 1, "dflash": 2 * 2}[method]
+    assert len(jax.tree.leaves(kv)) == 2 * CONFIG.num_hidden_layers + of_head
     program_of(programs, key).lower()
 
 
-def test_a_block_has_room_for_what_the_head_reads():
-    plain = dataclasses.replace(programs_of(1).cache, beside=())
-    with_head, floats = programs_of(1).cache, 2 * 2 * 128 + CONFIG.hidden_size
+def test_a_block_has_room_for_what_the_head_reads(method):
+    heads = 2 * 2 * 128
+    floats = {"eagle3": heads + CONFIG.hidden_size, "dflash": 2 * heads}[method]
+    with_head = programs_of(method).cache
+    plain = dataclasses.replace(with_head, beside=())
     assert with_head.block_bytes - plain.block_bytes == 4 * 16 * floats
     assert with_head.host_block_bytes == with_head.block_bytes
     # Each of two devices holds the head's part whole, and host memory once.
-    split, split_plain = programs_of(2).cache, dataclasses.replace(programs_of(2).cache, beside=())
+    split = programs_of(method, 2).cache
+    split_plain = dataclasses.replace(split, beside=())
     assert split.block_bytes - split_plain.block_bytes == 4 * 16 * floats
     assert split.host_block_bytes == with_head.host_block_bytes
 
 
-def test_sequences_are_known_by_their_lengths_alone():
-    state = programs_of(1).draft_state
+def test_sequences_are_known_by_their_lengths_alone(method):
+    state = programs_of(method).draft_state
     assert state is not None
     assert bytes_per_device((state,)) == 4 * SLOTS
     assert state.history is state.corpus is None
 
 
-def test_fewer_layers_stand_for_the_whole_model():
-    shallow = programs_of(1).with_layers(2)
+def test_fewer_layers_stand_for_the_whole_model(method):
+    shallow = programs_of(method).with_layers(2)
     assert len(shallow.kv) == 3
-    for key in KEYS:
+    for key in [*KEYS, speculative_key(method)]:
         program_of(shallow, key).lower()
 
 
-def test_the_layers_that_memory_is_planned_with_keep_as_many_states_as_all():
-    config = dataclasses.replace(CONFIG, num_hidden_layers=9)
-    head = dataclasses.replace(HEAD, states=(2, 4, 6))
-    loop, rules = WatchedLayers(head), ShardingRules()
-    context = StepContext(config, make_mesh(1), rules, Kernels("xla"), 16, "float32", loop=loop)
-    params = abstract_params(config, "float32", context.mesh, rules)
-    params |= {DRAFT_HEAD: describe_head(head, "float32", context.mesh)}
-    whole = Programs(context, params, BLOCKS, SLOTS, texts=DraftTextSizes(0))
+def test_the_layers_that_memory_is_planned_with_keep_as_many_states_as_all(method):
+    whole = programs_of(method, states=(2, 4, 6), config={"num_hidden_layers": 9})
 
     def num_kept(programs):
         program = program_of(programs, KEYS[0])
@@ -124,19 +140,16 @@ def test_the_layers_that_memory_is_planned_with_keep_as_many_states_as_all():
             "optimization_barrier"
         )
 
-    assert num_kept(whole.with_layers(loop.num_probed)) == num_kept(whole)
+    assert num_kept(whole.with_layers(whole.context.loop.num_probed)) == num_kept(whole)
     assert num_kept(whole.with_layers(2)) < num_kept(whole)
 
 
-@pytest.mark.parametrize("key", KEYS[::3], ids=lambda key: type(key).__name__)
-def test_programs_for_a_gpu_are_traced_with_its_kernels(key):
+@pytest.mark.parametrize("is_drafting", [False, True])
+def test_programs_for_a_gpu_are_traced_with_its_kernels(method, is_drafting):
     import_all("mosaic")
-    programs = programs_of(1, "mosaic", "bfloat16")
-    if isinstance(key, SpeculativeDecodeKey):
-        drafter = dataclasses.replace(DRAFTER, kernels=Kernels("mosaic"))
-        key = dataclasses.replace(key, drafter=drafter)
-    program = program_of(programs, key)
+    programs = programs_of(method, backend="mosaic", dtype="bfloat16")
+    program = program_of(programs, speculative_key(method, "mosaic") if is_drafting else KEYS[0])
     traced = trace_for_h200(program.function, *program.arguments)
     assert "paged_decode_attention" in str(traced.jaxpr)
     kv, *_ = traced.out_info
-    assert kv[-1].features.dtype == jnp.bfloat16
+    assert {leaf.dtype for leaf in jax.tree.leaves(kv[-1])} == {jnp.dtype("bfloat16")}

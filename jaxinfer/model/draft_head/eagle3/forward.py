@@ -4,15 +4,21 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from jaxinfer.model.draft_head.config import DraftHeadConfig
-from jaxinfer.model.draft_head.layer import Output, finish, keys_values_of, pair_up, queries_of
+from jaxinfer.model.draft_head.eagle3.config import Eagle3Config
+from jaxinfer.model.draft_head.eagle3.layer import (
+    Output,
+    finish,
+    keys_values_of,
+    pair_up,
+    queries_of,
+)
 from jaxinfer.model.forward import dense_attention
 from jaxinfer.model.layers.context import Params
 
 
 def draft_forward(
     params: Params,
-    config: DraftHeadConfig,
+    config: Eagle3Config,
     features: Float[Array, "*batch T E"],
     embeddings: Float[Array, "*batch T E"],
 ) -> Output:

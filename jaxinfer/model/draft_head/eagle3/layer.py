@@ -20,7 +20,7 @@ from jaxtyping import Array, Float, Int32
 from jaxinfer.kernels.matmul.xla import contract, linear
 from jaxinfer.kernels.norms.xla import rms_norm
 from jaxinfer.kernels.rounding import rounded_add
-from jaxinfer.model.draft_head.config import DraftHeadConfig
+from jaxinfer.model.draft_head.eagle3.config import Eagle3Config
 from jaxinfer.model.layers.context import Params, Rotation
 from jaxinfer.model.rope import apply_rope, cos_sin
 
@@ -53,13 +53,13 @@ class Output(NamedTuple):
 
 @jax.named_scope("draft_features")
 def features_of(
-    params: Params, states: Sequence[jax.Array], config: DraftHeadConfig
+    params: Params, states: Sequence[jax.Array], config: Eagle3Config
 ) -> Float[Array, "*batch E"]:
     """The features of tokens.
 
     Args:
         params: the head's tree.
-        states: ``[..., E]`` each, the hidden states that `DraftHeadConfig.states` names.
+        states: ``[..., E]`` each, the hidden states that `Eagle3Config.states` names.
         config: static.
     """
     eps = config.layer.rms_norm_eps
@@ -76,7 +76,7 @@ def pair_up(
     features: Float[Array, "*batch E"],
     embeddings: Float[Array, "*batch E"],
     positions: Int32[Array, "*batch"],
-    config: DraftHeadConfig,
+    config: Eagle3Config,
 ) -> Pair:
     """Pair features with the embeddings of the tokens behind them.
 
@@ -97,13 +97,13 @@ def pair_up(
     )
 
 
-def queries_of(params: Params, pair: Pair, config: DraftHeadConfig) -> Float[Array, "*batch H D"]:
+def queries_of(params: Params, pair: Pair, config: Eagle3Config) -> Float[Array, "*batch H D"]:
     """The rotated queries."""
     return apply_rope(_heads(params, "q_proj", pair, config), *pair.rotation)
 
 
 def keys_values_of(
-    params: Params, pair: Pair, config: DraftHeadConfig
+    params: Params, pair: Pair, config: Eagle3Config
 ) -> tuple[Float[Array, "*batch K D"], Float[Array, "*batch K D"]]:
     """The rotated keys, and the values."""
     keys = apply_rope(_heads(params, "k_proj", pair, config), *pair.rotation)
@@ -111,7 +111,7 @@ def keys_values_of(
 
 
 def finish(
-    params: Params, pair: Pair, mixed: Float[Array, "*batch H D"], config: DraftHeadConfig
+    params: Params, pair: Pair, mixed: Float[Array, "*batch H D"], config: Eagle3Config
 ) -> Output:
     """All behind attention.
 
@@ -143,6 +143,6 @@ def guess(params: Params, normed: Float[Array, "*batch E"]) -> Int32[Array, "*ba
     return params["token_ids"].at[best].get(mode="clip")
 
 
-def _heads(params: Params, name: str, pair: Pair, config: DraftHeadConfig) -> jax.Array:
+def _heads(params: Params, name: str, pair: Pair, config: Eagle3Config) -> jax.Array:
     projected = linear(pair.inputs, params["layer"]["self_attn"][name])
     return projected.reshape(*projected.shape[:-1], -1, config.layer.head_dim)

@@ -5,16 +5,16 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxinfer.model.draft_head.config import read_draft_head_config
+from jaxinfer.model.draft_head.eagle3.config import read_eagle3_config
+from jaxinfer.model.draft_head.eagle3.forward import draft_forward
+from jaxinfer.model.draft_head.eagle3.layer import features_of, guess
 from jaxinfer.model.draft_head.files import read_draft_head
-from jaxinfer.model.draft_head.forward import draft_forward
-from jaxinfer.model.draft_head.layer import features_of, guess
 from jaxinfer.model.draft_head.weights import load_draft_head, save_draft_head
 from jaxinfer.model.forward import forward, residual_stream
 from tests.lazy import torch
 from tests.model import tiny
+from tests.model.draft_head.eagle3.torch_eagle3_head import TorchHead
 from tests.model.draft_head.random_head import head_config, random_head
-from tests.model.draft_head.torch_head import TorchHead
 
 MODEL = tiny.config()
 OPTIONS = [
@@ -31,7 +31,7 @@ def saved(directory, *, has_embedding=False, **options):
     import safetensors.torch
 
     config = head_config(MODEL, **options)
-    save_draft_head(random_head(config, has_embedding=has_embedding), config, directory)
+    save_draft_head(random_head(config, own=["embed_tokens"] * has_embedding), config, directory)
     tensors = safetensors.torch.load_file(directory / "model.safetensors")
     embedding = torch.from_numpy(np.array(tiny.params(MODEL)["model"]["embed_tokens"]))
     return TorchHead(tensors, config.to_hf(), embedding)
@@ -48,15 +48,16 @@ def states_of(token_ids):
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 def test_a_sequence_of_true_features(tmp_path, options, has_embedding):
     reference = saved(tmp_path, has_embedding=has_embedding, **options)
-    head = read_draft_head(tmp_path, MODEL)
+    head = read_draft_head(tmp_path, MODEL, read_eagle3_config)
     assert head.config == head_config(MODEL, **options)
     params = load_draft_head(head, "float32")
     token_ids = tiny.token_ids(MODEL, 20)
     states, embeddings = states_of(token_ids)
     if has_embedding:
         embeddings = params["embed_tokens"][token_ids]
-    features = features_of(params, states, head.config)
-    found = draft_forward(params, head.config, features, embeddings).normed[1:]
+    config = head_config(MODEL, **options)
+    features = features_of(params, states, config)
+    found = draft_forward(params, config, features, embeddings).normed[1:]
     torch_states = [torch.from_numpy(np.array(state)) for state in states]
     expected = reference.teacher_forced(reference.features(torch_states), token_ids.tolist())
     assert np.abs(expected.numpy()).max() > 1
@@ -79,11 +80,11 @@ def test_a_model_tells_what_its_layers_read():
 
 def test_a_saved_head_is_read_as_it_was(tmp_path):
     config = head_config(MODEL)
-    params = random_head(config, has_embedding=True)
+    params = random_head(config, own=["embed_tokens"])
     save_draft_head(params, config, tmp_path)
-    loaded = load_draft_head(read_draft_head(tmp_path, MODEL), "float32")
+    loaded = load_draft_head(read_draft_head(tmp_path, MODEL, read_eagle3_config), "float32")
     jax.tree.map(np.testing.assert_array_equal, loaded, params)
-    narrow = load_draft_head(read_draft_head(tmp_path, MODEL), "bfloat16")
+    narrow = load_draft_head(read_draft_head(tmp_path, MODEL, read_eagle3_config), "bfloat16")
     assert narrow["fc"].dtype == jnp.bfloat16
     assert narrow["token_ids"].dtype == jnp.int32
 
@@ -103,7 +104,7 @@ def test_the_other_names_of_the_layer(tmp_path):
     safetensors.torch.save_file(tensors, file)
     jax.tree.map(
         np.testing.assert_array_equal,
-        load_draft_head(read_draft_head(tmp_path, MODEL), "float32"),
+        load_draft_head(read_draft_head(tmp_path, MODEL, read_eagle3_config), "float32"),
         params,
     )
 
@@ -117,6 +118,6 @@ def test_a_head_of_the_whole_vocabulary_needs_no_offsets(tmp_path):
     tensors = safetensors.torch.load_file(file)
     assert not tensors.pop("d2t").any()
     safetensors.torch.save_file(tensors, file)
-    loaded = load_draft_head(read_draft_head(tmp_path, MODEL), "float32")
+    loaded = load_draft_head(read_draft_head(tmp_path, MODEL, read_eagle3_config), "float32")
     assert loaded["token_ids"].tolist() == list(range(MODEL.vocab_size))
-    assert read_draft_head_config(tmp_path, MODEL) == config
+    assert read_draft_head(tmp_path, MODEL, read_eagle3_config).config == config

@@ -15,23 +15,25 @@ from jaxinfer.kernels.attention.op import paged_attention
 from jaxinfer.kernels.attention.pages import Pages
 from jaxinfer.kernels.collectives.tensor_axis import TensorAxis
 from jaxinfer.kernels.policy import Kernels
-from jaxinfer.model.draft_head.config import DraftHeadConfig
-from jaxinfer.model.draft_head.layer import finish, guess, keys_values_of, pair_up, queries_of
+from jaxinfer.model.draft_head.eagle3.config import Eagle3Config
+from jaxinfer.model.draft_head.eagle3.layer import (
+    finish,
+    guess,
+    keys_values_of,
+    pair_up,
+    queries_of,
+)
 from jaxinfer.model.draft_head.weights import DRAFT_HEAD
 from jaxinfer.model.layers.context import Params
-from jaxinfer.serving.programs.speculative.draft_pages import (
-    DraftPages,
-    block_at,
-    read,
-    write_pair,
-)
 from jaxinfer.serving.programs.speculative.drafter import DraftRows, DraftState
+from jaxinfer.serving.programs.speculative.eagle3.pages import DraftPages
+from jaxinfer.serving.programs.speculative.paged_rows import block_at, read, write_pair
 from jaxinfer.serving.programs.steps import KVCache, StepContext
 
 
 @dataclass(frozen=True)
-class HeadDrafter:
-    """The `Drafter` of a draft head.
+class Eagle3Drafter:
+    """The `Drafter` of an EAGLE-3 head.
 
     Attributes:
         num_tokens: k, most drafts of a row in a step.
@@ -40,10 +42,10 @@ class HeadDrafter:
     """
 
     num_tokens: int
-    head: DraftHeadConfig
+    head: Eagle3Config
     kernels: Kernels
 
-    def of_length(self, num_tokens: int) -> "HeadDrafter":
+    def of_length(self, num_tokens: int) -> "Eagle3Drafter":
         """The same with another k."""
         return replace(self, num_tokens=num_tokens)
 

@@ -1,26 +1,31 @@
 """The shape of an EAGLE-3 draft head, from either of the two published forms of its config.json."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from jaxinfer.checks import show
-from jaxinfer.errors import ModelLoadError
+from jaxinfer.model.checkpoint.parameter_names import tensor_name
+from jaxinfer.model.checkpoint.source_plan import Shape
 from jaxinfer.model.config import ModelConfig
-from jaxinfer.model.families.table import family_of
+from jaxinfer.model.draft_head.head_config import (
+    read_draft_vocab_size,
+    read_layer,
+    refuse,
+    shape_of,
+)
 from jaxinfer.model.field_checks import flag, whole_number
-from jaxinfer.model.hf_config import read_config_file
 
+LAYERS = ("midlayer.", "layers.0.")
+"""The published prefixes of the layer's tensors."""
 _CLASSES = ("LlamaForCausalLMEagle3", "Eagle3LlamaForCausalLM")
-_SPECULATORS = "speculators_model_type"
 _NOT_COMPUTED = ("attention_bias", "mlp_bias")
 _FLAGS = ("norm_before_residual", "norm_output", "norm_before_fc", "fc_norm")
 _NUM_STATES = 3
 
 
 @dataclass(frozen=True)
-class DraftHeadConfig:
+class Eagle3Config:
     """The shape and the constants of a draft head; hashable, static in programs.
 
     Attributes:
@@ -42,6 +47,55 @@ class DraftHeadConfig:
     norm_before_fc: bool = False
     fc_norm: bool = False
 
+    @property
+    def most_drafts(self) -> None:
+        """Any number, one after the other."""
+
+    @property
+    def drafts_at_once(self) -> bool:
+        """Each draft takes a pass."""
+        return False
+
+    @property
+    def needs_vocabulary(self) -> bool:
+        """It has rows of a vocabulary of its own."""
+        return True
+
+    def shapes(self) -> dict[str, Shape]:
+        """The shape of each parameter, by path, but for an embedding and the vocabulary."""
+        layer, E = self.layer, self.layer.hidden_size
+        F, D = layer.intermediate_size, layer.head_dim
+        H, K = layer.num_attention_heads, layer.num_key_value_heads
+        norms: dict[str, Shape] = {"input_norm": (3 * E,)} if self.norm_before_fc else {}
+        norms |= {f"fc_norm.{i}": (E,) for i in range(_NUM_STATES)} if self.fc_norm else {}
+        return norms | {
+            "fc": (E, 3 * E),
+            "layer.hidden_norm": (E,),
+            "layer.input_layernorm": (E,),
+            "layer.mlp.down_proj": (E, F),
+            "layer.mlp.gate_proj": (F, E),
+            "layer.mlp.up_proj": (F, E),
+            "layer.post_attention_layernorm": (E,),
+            "layer.self_attn.k_proj": (K * D, 2 * E),
+            "layer.self_attn.o_proj": (E, H * D),
+            "layer.self_attn.q_proj": (H * D, 2 * E),
+            "layer.self_attn.v_proj": (K * D, 2 * E),
+            "norm": (E,),
+        }
+
+    @property
+    def values_of_token(self) -> int:
+        """Values that pages hold of a token: a key, a value and a feature."""
+        return 2 * self.layer.num_key_value_heads * self.layer.head_dim + self.layer.hidden_size
+
+    def file_name(self, path: str, names: Collection[str] = ()) -> str:
+        """The name of a parameter's tensor in files with tensors of these names."""
+        name = tensor_name(path)
+        if not path.startswith("layer."):
+            return name
+        found = (each for each in LAYERS if any(other.startswith(each) for other in names))
+        return next(found, LAYERS[0]) + name.removeprefix("layer.")
+
     def to_hf(self) -> dict[str, Any]:
         """A config.json object, in the form of the class `LlamaForCausalLMEagle3`."""
         return {
@@ -56,80 +110,31 @@ class DraftHeadConfig:
         }
 
 
-def read_draft_head_config(directory: Path, model: ModelConfig) -> DraftHeadConfig:
-    """The configuration of the head in a directory.
+def read_eagle3_config(mapping: Mapping[str, Any], model: ModelConfig) -> Eagle3Config:
+    """Read the object of a config.json.
 
     Args:
-        directory: holds its config.json.
-        model: the one that it is to draft for.
+        mapping: the object.
+        model: the one that the head is to draft for.
 
     Raises:
-        ModelLoadError: there is no config.json, it describes no head that can be run, or one for
-            another model; one line that names the file.
+        ValueError: it describes no head that can be run, or one for another model.
     """
-    file = directory / "config.json"
-    mapping = read_config_file(file)
-    try:
-        return _from_mapping(mapping, model)
-    except ValueError as error:
-        raise ModelLoadError(f"{file}: {error}") from None
-
-
-def _from_mapping(mapping: Mapping[str, Any], model: ModelConfig) -> DraftHeadConfig:
-    shape = _shape_of(mapping)
-    for name in _NOT_COMPUTED:
-        if mapping.get(name) or shape.get(name):
-            raise ValueError(f"{name} is not supported in a draft head")
-    if mapping.get("quantization_config") or shape.get("quantization_config"):
-        raise ValueError("a quantized draft head is not supported (quantization_config)")
-    fields = family_of("llama").read_config({**shape, "eos_token_id": None, "bos_token_id": None})
-    layer = ModelConfig(**fields, model_type="llama")
+    shape = shape_of(
+        mapping, name="an EAGLE-3 head", method="eagle3", classes=_CLASSES, family="llama"
+    )
+    refuse(_NOT_COMPUTED, mapping, shape)
+    layer = read_layer(mapping, shape, model, "llama")
     if layer.num_hidden_layers != 1:
         raise ValueError(
             f"num_hidden_layers must be 1 in a draft head, got {layer.num_hidden_layers}"
         )
-    for name in ("hidden_size", "vocab_size"):
-        _check_fits(name, getattr(layer, name), getattr(model, name))
-    if mapping.get("target_hidden_size") is not None:
-        _check_fits("target_hidden_size", mapping["target_hidden_size"], model.hidden_size)
-    size = mapping.get("draft_vocab_size")
-    size = layer.vocab_size if size is None else size
     states = _states(mapping, model.num_hidden_layers)
     beside = mapping.get("eagle_config") or {}  # where some heads have them
     flags = {name: flag(name, mapping.get(name, beside.get(name)) or False) for name in _FLAGS}
     if flags["norm_before_fc"] and flags["fc_norm"]:
         raise ValueError("norm_before_fc and fc_norm exclude each other")
-    size = whole_number("draft_vocab_size", size, 1, layer.vocab_size)
-    return DraftHeadConfig(layer, size, states, **flags)
-
-
-def _shape_of(mapping: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The part of the object that describes the layer, as of a Llama model."""
-    kind = mapping.get(_SPECULATORS)
-    if kind is None:
-        classes = mapping.get("architectures")
-        if not isinstance(classes, list) or not any(name in _CLASSES for name in classes):
-            raise ValueError(
-                f"not an EAGLE-3 head: architectures must name {_CLASSES[0]}, got {show(classes)}"
-            )
-        return mapping
-    if kind != "eagle3":
-        raise ValueError(f"not an EAGLE-3 head: {_SPECULATORS} is {show(kind)}")
-    shape = mapping.get("transformer_layer_config")
-    if not isinstance(shape, Mapping):
-        raise ValueError(f"transformer_layer_config must be an object, got {show(shape)}")
-    if shape.get("model_type", "llama") != "llama":
-        raise ValueError(
-            f"transformer_layer_config: model_type must be 'llama', got {show(shape['model_type'])}"
-        )
-    return shape
-
-
-def _check_fits(name: str, value: object, wanted: int) -> None:
-    if value != wanted:
-        raise ValueError(
-            f"a head for another model: {name} is {show(value)}, and the model's is {wanted}"
-        )
+    return Eagle3Config(layer, read_draft_vocab_size(mapping, layer), states, **flags)
 
 
 def _states(mapping: Mapping[str, Any], num_layers: int) -> tuple[int, ...]:

@@ -7,8 +7,9 @@ import pytest
 
 from jaxinfer.errors import ModelLoadError
 from jaxinfer.model.checkpoint.safetensors_file import read_header, write_file
-from jaxinfer.model.draft_head.config import read_draft_head_config
+from jaxinfer.model.draft_head.eagle3.config import read_eagle3_config
 from jaxinfer.model.draft_head.files import read_draft_head
+from jaxinfer.model.draft_head.head_config import read_head_config
 from jaxinfer.model.draft_head.weights import load_draft_head, save_draft_head
 from tests.model import tiny
 from tests.model.draft_head.random_head import head_config, random_head
@@ -25,7 +26,7 @@ def directory(tmp_path):
 
 def refused(directory, call=read_draft_head, model=MODEL):
     with pytest.raises(ModelLoadError) as caught:
-        call(directory, model)
+        call(directory, model, read_eagle3_config)
     message = str(caught.value)
     assert message.startswith(str(directory))
     assert "\n" not in message
@@ -79,7 +80,7 @@ def changed_tensors(directory, change):
 )
 def test_a_config_that_is_refused(directory, changes, said):
     changed_config(directory, **changes)
-    assert said in refused(directory, read_draft_head_config)
+    assert said in refused(directory, read_head_config)
 
 
 def test_both_forms_of_a_config_are_read(directory):
@@ -90,7 +91,7 @@ def test_both_forms_of_a_config_are_read(directory):
     outer = {name: plain.pop(name) for name in names}
     outer |= {"eagle_aux_hidden_state_layer_ids": None, "transformer_layer_config": plain}
     file.write_text(json.dumps({"speculators_model_type": "eagle3", **outer}))
-    assert read_draft_head_config(directory, MODEL) == CONFIG
+    assert read_head_config(directory, MODEL, read_eagle3_config) == CONFIG
 
 
 def test_a_norm_may_be_asked_for_beside_the_states_and_needs_its_tensor(directory):
@@ -99,13 +100,13 @@ def test_a_norm_may_be_asked_for_beside_the_states_and_needs_its_tensor(director
     del config["norm_before_fc"]
     config["eagle_config"]["norm_before_fc"] = True
     file.write_text(json.dumps(config))
-    assert read_draft_head_config(directory, MODEL).norm_before_fc
+    assert read_head_config(directory, MODEL, read_eagle3_config).norm_before_fc
     assert "input_norm" in refused(directory)
 
 
 def test_without_a_choice_the_states_are_of_the_paper(directory):
     changed_config(directory, eagle_config=None)
-    assert read_draft_head_config(directory, MODEL).states == (2, 4, 5)
+    assert read_head_config(directory, MODEL, read_eagle3_config).states == (2, 4, 5)
     message = refused(directory, model=tiny.config())
     assert "eagle_aux_hidden_state_layer_ids is missing, and its default" in message
     assert f"{tiny.config().num_hidden_layers} layers" in message

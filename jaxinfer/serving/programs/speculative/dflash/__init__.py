@@ -1,0 +1,1 @@
+"""DFlash heads in an engine."""

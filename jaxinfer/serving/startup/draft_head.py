@@ -1,0 +1,35 @@
+"""Reads the draft head that an engine drafts with, and refuses what it can't do."""
+
+from jaxinfer.config import EngineConfig
+from jaxinfer.errors import ModelLoadError
+from jaxinfer.model.checkpoint.hub import BUNDLED_DRAFT_HEADS, BUNDLED_HEAD_NAME, resolve_model
+from jaxinfer.model.config import ModelConfig
+from jaxinfer.model.draft_head.files import DraftHead, read_draft_head
+from jaxinfer.model.draft_head.readers import READERS
+
+
+def read_head_of(config: EngineConfig, model_config: ModelConfig) -> DraftHead | None:
+    """The draft head that `speculative_config` names; None if it names none.
+
+    Raises:
+        ModelLoadError: as of `resolve_model` and `read_draft_head`.
+        ValueError: it can't draft as many tokens as are asked for.
+    """
+    drafts = config.speculative_config
+    if drafts is None or drafts.model is None:
+        return None
+    name, method = drafts.model, drafts.method
+    try:
+        is_bundled = name == BUNDLED_HEAD_NAME
+        named = BUNDLED_DRAFT_HEADS[method] if is_bundled else name
+        directory = resolve_model(named, drafts.revision)
+        head = read_draft_head(directory, model_config, READERS[method])
+    except (ModelLoadError, OSError) as error:
+        raise ModelLoadError(f"speculative_config: model: {error}") from error
+    wanted, most = drafts.num_speculative_tokens, head.config.most_drafts
+    if wanted is not None and most is not None and wanted > most:
+        raise ValueError(
+            f"speculative_config: num_speculative_tokens={wanted} is more than the head can draft; "
+            f"set it to at most {most}"
+        )
+    return head
