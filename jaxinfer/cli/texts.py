@@ -11,10 +11,6 @@ def checked_text(text: str, name: str) -> str:
     Python decodes arguments and input so that bytes that are not UTF-8 become lone surrogates, and
     JSON can spell them out; neither is text.
 
-    Args:
-        text: perhaps with lone surrogates.
-        name: its name in the error, for example "standard input".
-
     Raises:
         ValueError: it has some; names the place of the first.
     """

@@ -21,8 +21,6 @@ def time_steps(llm: "LLM", prompts: list[list[int]], run: str) -> list[Timing]:
     """The median step of each kind in some batches, after others that warm up.
 
     Args:
-        llm: the engine.
-        prompts: token ids, all at once.
         run: their name in the report.
     """
     from jaxinfer.profiling.host_time import StepTime, timings

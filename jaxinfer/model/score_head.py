@@ -80,11 +80,6 @@ def read_score_head(
 ) -> ScoreHead | None:
     """The classifying head of a model directory; None for another model.
 
-    Args:
-        directory: holds safetensors.
-        mapping: the object of its config.json.
-        hidden_size: E.
-
     Raises:
         ModelLoadError: there are no rows, not of E values, or not as many as config.json has
             classes; or it asks for an activation that is not run. One line.

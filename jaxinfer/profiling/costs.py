@@ -43,9 +43,6 @@ def step_costs(
     """Each part's cost in a step, by its name in `PARTS`, on each of the devices.
 
     Args:
-        shape: the model.
-        dtype: of weights, activations, keys and values.
-        facts: the step.
         num_devices: N, devices that the model is split over; every part counts as split evenly.
     """
     total: dict[str, Cost] = {}

@@ -14,12 +14,7 @@ _FORWARD = ("jit_prefill", "jit_decode", *_WITH_SAMPLER)
 
 
 class PartEvent(NamedTuple):
-    """A kernel that ran, with the part of the model that it belongs to.
-
-    Attributes:
-        event: as traced.
-        part: of `PARTS`, or `OTHER`.
-    """
+    """A kernel that ran, with the part of the model that it belongs to."""
 
     event: KernelEvent
     part: str
@@ -82,7 +77,6 @@ def device_steps(
     Args:
         steps: the steps, in the order of their launches.
         kernels: in the order of their beginnings.
-        programs: the programs that the steps launched.
     """
     found: list[list[KernelEvent]] = []
     runs: dict[tuple[str, int], int] = {}

@@ -66,8 +66,6 @@ def create_app(
     """An ASGI application that serves one engine; it neither starts nor ends the engine.
 
     Args:
-        engine: takes the requests.
-        settings: this front end's settings.
         telemetry: makes `/metrics`; left out, one of its own.
     """
     front = Front(engine, settings, telemetry or Telemetry(settings.model_name))

@@ -17,9 +17,6 @@ from jaxinfer.startup_report import StartupReport, StartUpTimes
 class Door:
     """What is known of a running engine.
 
-    Args:
-        handle: of the engine.
-
     Attributes:
         weights: swaps the weights.
     """

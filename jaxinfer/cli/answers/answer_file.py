@@ -11,11 +11,6 @@ from jaxinfer.cli.prompts import PromptLine
 def open_answers(path: Path, lines: Sequence[PromptLine], *, resume: bool) -> tuple[TextIO, int]:
     """Open a file to write answers to.
 
-    Args:
-        path: the file.
-        lines: all prompts of the run.
-        resume: continue after the answers in the file.
-
     Returns:
         The file, open at its end, and the number of prompts that are answered in it.
 

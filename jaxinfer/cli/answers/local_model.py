@@ -120,8 +120,6 @@ class LocalModel:
         """The reason why an answer was cut, and what to change; None if the model ended it itself.
 
         Args:
-            request: the request.
-            answer: the complete answer.
             setting: the user's setting of the maximum number of tokens, for example "--max-tokens".
         """
         if answer.finish_reason != "length":

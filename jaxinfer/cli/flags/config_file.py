@@ -17,8 +17,6 @@ def with_config_file(
     """The command line with the flags of its --config file before the others, which win.
 
     Args:
-        argv: the command line.
-        parser: the command's parser.
         foreign: flags that the command does not have and refuses itself.
 
     Raises:

@@ -36,7 +36,6 @@ def add_engine_flags(
     The flags of `flags/process.py` are added too.
 
     Args:
-        parser: the command's.
         defaults: the command's own defaults, by field, as --help shows them.
     """
     group = parser.add_argument_group("model")

@@ -9,13 +9,7 @@ from jaxinfer.cli.process import USAGE
 
 
 class CommandParser(argparse.ArgumentParser):
-    """An ArgumentParser named `jaxinfer NAME` that reports a mistake in one line.
-
-    Args:
-        name: the command's name.
-        description: the command's purpose, shown by --help.
-        epilog: examples, shown as written after the options.
-    """
+    """An ArgumentParser named `jaxinfer NAME` that reports a mistake in one line."""
 
     def __init__(self, name: str, description: str, epilog: str = "") -> None:
         super().__init__(

@@ -34,7 +34,6 @@ def add_sampling_flags(parser: argparse.ArgumentParser, *, max_tokens: int | str
     """Add the sampling flags; the defaults are the model's own.
 
     Args:
-        parser: the command's.
         max_tokens: the command's own default, for --help.
     """
     group = parser.add_argument_group("sampling (defaults are the model's)")

@@ -139,7 +139,6 @@ def service_settings(arguments: argparse.Namespace, address: str) -> dict[str, d
     """The flags' fields of `ServerSettings`, `ConnectionLimits` and `ServiceLimits`, as JSON.
 
     Args:
-        arguments: of the command.
         address: that the server listens on. Without a key, a page of another site could reach a
             server that only this machine can: its name may lead to 127.0.0.1 by the time that its
             script runs.

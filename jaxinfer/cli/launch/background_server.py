@@ -22,11 +22,6 @@ _LAST_BYTES = 4096
 def running_server(target: Target, arguments: Sequence[str], *, quiet: bool) -> Iterator[None]:
     """Have a server at an address: if none answers there, one that ends with the block.
 
-    Args:
-        target: the address.
-        arguments: of `jaxinfer serve`.
-        quiet: do not say that one is started.
-
     Raises:
         ValueError: something else answers there, or the server does not start; says why.
     """

@@ -13,8 +13,6 @@ def step_floors(
     """The floors of one replica's steps, or None if the device's speeds were not measured.
 
     Args:
-        config: the model's shape.
-        device_kind: as JAX names the devices.
         bytes_per_value: of weights, keys and values.
         num_devices: chips that a replica is split over.
     """

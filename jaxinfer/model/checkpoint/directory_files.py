@@ -25,7 +25,6 @@ def contained_file(directory: Path, name: str, named_by: Path) -> Path:
     only such links may leave it.
 
     Args:
-        directory: of the model.
         name: relative path, possibly written by a stranger.
         named_by: where the name was found, for messages.
 
@@ -60,11 +59,6 @@ def has_file(directory: Path, name: str) -> bool:
 
 def read_file(directory: Path, name: str, most_bytes: int) -> bytes:
     """Content of a small file of a model directory.
-
-    Args:
-        directory: of the model.
-        name: relative path.
-        most_bytes: a larger file is refused without being read.
 
     Raises:
         ModelLoadError: it leads outside, is missing, too large or no regular file, or can't be

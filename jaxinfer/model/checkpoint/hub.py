@@ -63,12 +63,7 @@ def is_hub_id(name: str) -> bool:
 
 
 def hub_cause(error: Exception, revision: str | None) -> str:
-    """Why the hub gave no model, in one line.
-
-    Args:
-        error: what a function of huggingface_hub raised.
-        revision: the one that was asked for.
-    """
+    """Why the hub gave no model, in one line."""
     from huggingface_hub import constants, errors
 
     if isinstance(error, errors.GatedRepoError):

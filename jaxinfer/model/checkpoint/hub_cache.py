@@ -86,7 +86,6 @@ def find_removal(name: str, revision: str | None = None) -> Removal:
     """What removing a model, or one revision of it, would remove.
 
     Args:
-        name: its hub id.
         revision: a branch, a tag, or a commit or its beginning; None is all of the model.
 
     Raises:

@@ -18,13 +18,7 @@ from jaxinfer.model.config import ModelConfig
 
 @dataclass(frozen=True)
 class HubFile:
-    """A file of a model on the hub.
-
-    Attributes:
-        name: its path in the repository.
-        num_bytes: its size.
-        is_cached: whether the local cache holds its content.
-    """
+    """A file of a model on the hub."""
 
     name: str
     num_bytes: int
@@ -71,7 +65,6 @@ def find_on_hub(name: str, revision: str | None = None) -> HubModel:
     """Ask the hub about a model; no file is downloaded.
 
     Args:
-        name: its hub id.
         revision: branch, tag or commit; None is the main branch.
 
     Raises:
@@ -162,11 +155,7 @@ def download(model: HubModel, fetches: Callable[[HubFile], None] = lambda _: Non
     until then an older snapshot is found by its name.
 
     Args:
-        model: as found.
         fetches: called with each file before it is fetched.
-
-    Returns:
-        The directory of the snapshot.
 
     Raises:
         ModelLoadError: a file can't be had, or not be written; one line.

@@ -69,7 +69,6 @@ def one_tensor_each(
     """The plan of files that hold a tensor for each leaf.
 
     Args:
-        shapes: of the leaves, by path.
         names: of the files' tensors; a backbone that was saved alone has no prefix "model.".
         tensor_name: from a path to a name.
     """
@@ -87,8 +86,6 @@ def cut_from(
     """A plan whose projections are rows of fused tensors.
 
     Args:
-        plan: of files that would hold a tensor for each.
-        shapes: of the leaves, by path.
         fused: names of the projections that are the rows of a tensor, in order, by its own name.
     """
     cut = dict(plan)
@@ -105,11 +102,6 @@ def cut_from(
 
 def check_plan(plan: SourcePlan, entries: Mapping[str, Any], directory: Path) -> None:
     """Compare a plan with the files' headers.
-
-    Args:
-        plan: of all leaves.
-        entries: the files' `TensorEntry`, by name.
-        directory: for messages.
 
     Raises:
         ModelLoadError: a tensor is missing, foreign, or of another shape or dtype; names the first.

@@ -123,11 +123,6 @@ def _joined(residuals: Sequence[ResidualStream]) -> jax.Array:
 def decoder_layer(layer: Params, residual: ResidualStream, context: LayerContext) -> ResidualStream:
     """One transformer block: attention and gated MLP, each on a norm of the residual stream.
 
-    Args:
-        layer: this layer's subtree; inside ``shard_map`` one device's shards of it.
-        residual: the residual stream, the same on every device.
-        context: all else.
-
     Returns:
         The residual, of the wanted rows.
     """

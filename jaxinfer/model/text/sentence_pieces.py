@@ -64,11 +64,7 @@ class SentencePieceTokens:
 
 
 def sentence_pieces(decoder: Any) -> SentencePieceTokens | None:
-    """The kind of a decoder that is SentencePiece's, else None.
-
-    Args:
-        decoder: a `tokenizers` object, or None.
-    """
+    """The kind of a decoder that is SentencePiece's, else None."""
     first, *rest = steps_of(decoder) or [None]
     if first != _SPACES:
         return None

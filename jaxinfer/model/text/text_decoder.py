@@ -11,7 +11,6 @@ class TextDecoder(Protocol):
         """The text of the next bytes, without a character that is not complete.
 
         Args:
-            data: the bytes.
             final: no bytes follow, so that an incomplete character becomes U+FFFD.
         """
         ...

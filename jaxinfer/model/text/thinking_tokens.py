@@ -46,10 +46,6 @@ class ThinkingTokens:
 def thinking_tokens(tokenizer: Tokenizer, vocab_size: int) -> ThinkingTokens | None:
     """The tokens of a tokenizer, if its model thinks.
 
-    Args:
-        tokenizer: of the model.
-        vocab_size: V of its logits.
-
     Returns:
         None unless `<think>` and `</think>` are a token each that the model has.
     """
@@ -121,8 +117,6 @@ def thinking_stage(
     """Where a prompt ends.
 
     Args:
-        prompt: int ``[n]``.
-        tokens: of the model.
         eos_token_ids: tokens that end each turn of the prompt; what is before the last of them
             does not count.
     """

@@ -40,10 +40,6 @@ class TokenBytes(Protocol):
 def token_bytes_of(backend: tokenizers.Tokenizer, origin: str) -> TokenBytes:
     """The kind of a tokenizer's vocabulary.
 
-    Args:
-        backend: the `tokenizers` object.
-        origin: the directory that it came from, for messages.
-
     Raises:
         ModelLoadError: it is of neither kind.
     """

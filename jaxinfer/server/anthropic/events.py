@@ -52,13 +52,7 @@ class MessageEvents:
     def end(
         self, reason: str | None, stopped_by: int | str | None, usage: Usage
     ) -> Iterator[bytes]:
-        """The events after the last text.
-
-        Args:
-            reason: why the answer ended, as the engine says.
-            stopped_by: the stop string or token id, if one ended it.
-            usage: of the request.
-        """
+        """The events after the last text."""
         if not self._blocks:
             yield from self._begin({"type": "text", "text": ""})
         yield from self._close()

@@ -126,14 +126,7 @@ def invalid(message: str, param: str | None = None) -> ApiError:
 
 
 class ContextLengthError(ApiError):
-    """A prompt is too long.
-
-    Args:
-        message: one line.
-        field: of the request.
-        num_tokens: of the prompt.
-        limit: most tokens of a prompt.
-    """
+    """A prompt is too long."""
 
     def __init__(self, message: str, field: str, *, num_tokens: int, limit: int) -> None:
         super().__init__(400, message, param=field, code="context_length_exceeded")
@@ -147,9 +140,6 @@ def context_length_exceeded(
     """The error for a prompt that is too long, worded as OpenAI's clients expect.
 
     Args:
-        field: of the request.
-        error: has the prompt's size.
-        max_model_len: of the engine.
         room: tokens that the prompt must leave for the answer.
     """
     about = "" if error.is_exact else "at least "
@@ -231,7 +221,6 @@ def from_validation(
     """The error for a body that fails the route's validation.
 
     Args:
-        error: pydantic's findings.
         fields: of the body; None for a route that has none.
         explain: (field, pydantic's error type) -> a better message, or None.
     """

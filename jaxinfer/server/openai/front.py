@@ -59,10 +59,6 @@ class Job:
     """One prompt for the engine.
 
     Attributes:
-        prompt: checked.
-        params: its sampling parameters.
-        label: the server's own name for it.
-        priority: as the request says.
         prefill_only: nothing is sampled.
         pooled: nothing is sampled, and its output has the vector of its last token.
         grammar_field: the request's field that gives its grammar, if any.
@@ -80,13 +76,7 @@ class Job:
 
 
 class Front:
-    """The state that all routes share: engine, settings, telemetry and running requests.
-
-    Args:
-        engine: runs the requests.
-        settings: this front end's settings.
-        telemetry: counts them.
-    """
+    """The state that all routes share: engine, settings, telemetry and running requests."""
 
     def __init__(
         self, engine: EngineClient, settings: ServerSettings, telemetry: Telemetry

@@ -33,7 +33,6 @@ class Prompts:
     """Reads the prompts of one front end's requests.
 
     Args:
-        engine: has the tokenizer and the model's bounds.
         template_kwargs: names that requests may set for the chat template.
     """
 
@@ -70,12 +69,9 @@ class Prompts:
         """Check prompts and tokenize their texts.
 
         Args:
-            given: texts and token ids.
-            name: the field's name, for errors.
             limit: keep only this many last tokens of each.
             num_outputs: tokens that each must leave room for.
             add_special_tokens: to texts, as the tokenizer would.
-            cache_salt: see `Prompt`.
 
         Raises:
             ApiError: 400: empty, too long, not Unicode, or not in the vocabulary.
@@ -190,9 +186,7 @@ class Prompts:
         """Run work on a text in a thread and return its result.
 
         Args:
-            work: the function to run.
             size: the text's length, in characters.
-            name: the field's name, for errors.
 
         Raises:
             ApiError: 400: the text is too long.

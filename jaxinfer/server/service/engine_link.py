@@ -40,8 +40,6 @@ class EngineLink:
     """The connection of one front end to the engine's process; of one event loop.
 
     Args:
-        reader: the socket's reader.
-        writer: the socket's writer.
         description: the engine's, which it has sent first.
 
     Attributes:

@@ -26,7 +26,6 @@ class FrontEndRequests:
     no front end can name another's requests.
 
     Args:
-        driver: runs them.
         send: takes a message for the front end, without waiting.
         has_room_for: returns True if that many completions may be enqueued.
     """

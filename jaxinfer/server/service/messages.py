@@ -39,13 +39,7 @@ class End(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 
 class Call(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """Front end to engine: call a method and reply with its result.
-
-    Attributes:
-        number: repeated in the `Reply`.
-        name: a method that the engine's process offers.
-        arguments: its arguments.
-    """
+    """Front end to engine: call a method and reply with its result."""
 
     number: int
     name: str
@@ -179,14 +173,7 @@ class Refused(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 
 class Reply(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """Engine to front end: the result of a `Call`.
-
-    Attributes:
-        number: the call's.
-        value: the result.
-        kind: the exception's name if it raised; else empty.
-        message: its text.
-    """
+    """Engine to front end: the result of a `Call`."""
 
     number: int
     value: Any = None

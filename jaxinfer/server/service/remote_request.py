@@ -26,7 +26,6 @@ class RemoteRequest:
     one costs the memory of its tokens alone. Of one event loop.
 
     Args:
-        new: as the caller asks for it.
         tokenizer: this process's own; None for no text.
     """
 

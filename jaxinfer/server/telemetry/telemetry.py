@@ -70,20 +70,11 @@ class Telemetry:
     def watch(
         self, outputs: AsyncGenerator[RequestOutput], *, delta: bool
     ) -> AsyncGenerator[RequestOutput]:
-        """Yield the outputs and count them; if left early, the request counts as aborted.
-
-        Args:
-            outputs: of one request, as `AsyncLLM.generate` returns them.
-            delta: as in `request`.
-        """
+        """Yield the outputs and count them; if left early, the request counts as aborted."""
         return watched(outputs, self.request(delta=delta), self._clock)
 
     def render(self, engine_metrics: Iterable[Metric]) -> bytes:
-        """All series in Prometheus's text format.
-
-        Args:
-            engine_metrics: as `AsyncLLM.get_metrics` returns them.
-        """
+        """All series in Prometheus's text format."""
         metrics = list(engine_metrics)
         shown = exposition.families(
             itertools.chain(

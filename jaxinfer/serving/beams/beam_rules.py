@@ -55,8 +55,6 @@ class VllmSearch:
     """vLLM's rule, see `BeamSearchParams`.
 
     Args:
-        params: of the search.
-        num_prompt_tokens: the prompt's length.
         end_token_ids: end-of-sequence tokens, which a score does not count, though they end
             nothing.
     """
@@ -100,11 +98,7 @@ class VllmSearch:
 
 @dataclass
 class TransformersSearch:
-    """transformers' rule, see `BeamSearchParams`.
-
-    Args:
-        params: of the search.
-    """
+    """transformers' rule, see `BeamSearchParams`."""
 
     params: BeamSearchParams
     running: list[Beam] = field(default_factory=lambda: [Beam()])

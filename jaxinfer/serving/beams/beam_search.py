@@ -37,14 +37,6 @@ def search_beams(
 ) -> list[BeamSearchOutput]:
     """Search after all prompts at once; see `LLM.beam_search`.
 
-    Args:
-        generate: completes prompts of token ids.
-        prompts: as of `LLM.generate`.
-        params: of the search.
-        reader: reads and checks prompts.
-        end_token_ids: the model's end-of-sequence tokens.
-        use_tqdm: as of `LLM.generate`; counts steps.
-
     Raises:
         TypeError, ValueError: before anything has run.
         StepError: a request of a step failed.

@@ -142,7 +142,6 @@ class CompiledPrograms[Key: Hashable](dict[Key, jax.stages.Compiled]):
         """Take over the programs that another has compiled or begun; it must begin nothing more.
 
         Args:
-            other: built from the same programs, as far as `keys` go.
             keys: the programs; keys that `other` doesn't know are left out.
         """
         for key in keys:
@@ -184,7 +183,6 @@ class CompiledPrograms[Key: Hashable](dict[Key, jax.stages.Compiled]):
 
         Args:
             keys: the programs wanted; others that were begun go on compiling.
-            show_progress: a progress bar on stderr.
             in_order: yields the missing ones in the order in which to lower them.
 
         Yields:

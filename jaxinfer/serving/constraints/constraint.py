@@ -77,7 +77,6 @@ class ConstraintSource(Protocol):
         """A new request's constraint, or None; compiles what `start_all` has not.
 
         Args:
-            params: the request's sampling parameters.
             prompt: its `pack_ids`, which may have opened the thinking.
             stage: the thinking's stage at the prompt's end; None derives it from the prompt's
                 tokens.

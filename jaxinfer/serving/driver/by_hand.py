@@ -15,8 +15,6 @@ class ByHand:
     """Requests that advance only while others run or `step` is called.
 
     Args:
-        stepper: of the engine.
-        compiling: compiles requests' constraints.
         call: runs an action in the engine's thread, and returns its result.
         post: leaves it an action.
     """

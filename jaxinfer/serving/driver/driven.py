@@ -14,10 +14,6 @@ from jaxinfer.serving.requests.new_request import NewRequest, Sink
 class DrivenRequests:
     """For the engine's thread alone.
 
-    Args:
-        stepper: of the engine.
-        compiling: requests that wait for their constraints.
-
     Attributes:
         is_closed: whether the engine is.
     """

@@ -16,7 +16,6 @@ class Pauses:
     """What is done between steps, in the engine's thread: by `Driver.call` or `call_async`.
 
     Args:
-        stepper: of the engine.
         keys: those of all unfinished requests.
     """
 

@@ -44,13 +44,9 @@ class Engine:
     log-probabilities or sink raise. No other request loses a token.
 
     Args:
-        runner: the device.
-        scheduler: chooses the requests of each step.
-        tokenizer: None for token ids only.
         seed: source of the seeds of requests that have none.
         pacing: limits on the tokens of a step; by default it has as many as fit.
         constraints: makes those of requests; None makes none.
-        clock: seconds; for metrics.
 
     Attributes:
         loop: runs the steps.
@@ -146,10 +142,6 @@ class Engine:
 
     def prepare(self, request: NewRequest, *, seed: int) -> AnyGroup:
         """Check a request and prepare it for `enqueue`; safe beside a step in another thread.
-
-        Args:
-            request: the caller's request.
-            seed: used if its parameters have none.
 
         Raises:
             ValueError: the key is in use, the request can never fit, or its constraint is wrong.

@@ -63,10 +63,8 @@ def histogram(name: str, bounds: Sequence[float], counts: Sequence[int], total: 
     """A histogram from the number of values in each bucket.
 
     Args:
-        name: the metric's name.
         bounds: upper bounds of the buckets, ascending.
         counts: the number of values in each bucket, then of values above the last bound.
-        total: the sum of the values.
     """
     sums = list(itertools.accumulate(counts))
     labels = [*(f"{bound:g}" for bound in bounds), "+Inf"]

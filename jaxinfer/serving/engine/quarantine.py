@@ -14,9 +14,7 @@ class _Suspicion:
     """The failures that count against a request.
 
     Attributes:
-        request: the request.
         cleared_at: the number of known tokens at which it is past the step that raised.
-        num_failures: steps containing it that raised since it was last cleared.
         num_alone: failures of steps that contained no other request.
     """
 
@@ -38,9 +36,6 @@ class Quarantine:
     second failing step that are not past the first are bisected: one half runs while all other
     requests wait, then the other half; a half that raises is split again. A request that fails
     twice in a step by itself is at fault. A request that gets past its failed step is cleared.
-
-    Args:
-        scheduler: runs only the half under test.
     """
 
     def __init__(self, scheduler: Scheduler) -> None:
@@ -51,9 +46,6 @@ class Quarantine:
 
     def blame(self, requests: Iterable[Request]) -> list[Request]:
         """Note that a step with these requests raised, before the scheduler starts over.
-
-        Args:
-            requests: the requests of the step; ended ones don't count.
 
         Returns:
             The requests at fault, which the caller must end.

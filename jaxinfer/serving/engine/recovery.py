@@ -29,13 +29,6 @@ class Fault(NamedTuple):
 class Recovery:
     """Finds the request at fault for a step that raised; no other request loses a token.
 
-    Args:
-        runner: whose cache is allocated anew.
-        scheduler: computes everything again.
-        requests: those that end.
-        host_dependent: has tokens to record before requests end.
-        in_flight: forgotten, since their results are lost with the cache.
-
     Attributes:
         quarantine: the requests under suspicion.
         failure: the error that made the engine refuse requests for good, or None.
@@ -83,10 +76,6 @@ class Recovery:
 
     def give_up(self, reason: str, cause: BaseException | None = None) -> StepError:
         """Fail for good: end every request with the reason "error" and refuse new ones.
-
-        Args:
-            reason: one line.
-            cause: what was raised.
 
         Returns:
             The error that later calls raise.

@@ -47,7 +47,6 @@ def object_members(text: str, start: int = 0) -> tuple[dict[str, Member], int]:
     """The members of a JSON object, by name (the last of each name), and the position of its end.
 
     Args:
-        text: it may go on behind the object.
         start: the index of the object's begin.
 
     Raises:

@@ -38,9 +38,6 @@ _number = itertools.count()
 def meet(timeout: float = START_TIMEOUT_S) -> "ProcessGroup | None":
     """The processes of the next engine, once all are there; None if JAX knows of no other.
 
-    Args:
-        timeout: seconds to wait for the others.
-
     Raises:
         DistributedError: another process has ended or did not come in time; names it.
     """
@@ -65,8 +62,6 @@ class ProcessGroup:
     for it would never end. Processes that are killed are left to JAX, which ends the others.
 
     Args:
-        process_id: this process's number.
-        num_processes: number of processes.
         client: of JAX's coordination service.
         prefix: prefix of all of this group's keys.
     """
@@ -99,9 +94,7 @@ class ProcessGroup:
         """Every process's value, in order of process ids; all processes call it.
 
         Args:
-            topic: names the exchange.
             value: plain JSON data.
-            timeout: seconds to wait for the others.
 
         Raises:
             DistributedError: another process has failed; says which and why.
@@ -119,7 +112,6 @@ class ProcessGroup:
 
         Args:
             description: plain JSON data, by name.
-            fix: the remedy in the error.
 
         Raises:
             DistributedError: names what differs, and the processes.
@@ -144,9 +136,6 @@ class ProcessGroup:
         """Wait for a value that another process stores, and return it.
 
         Args:
-            key: as in `put`.
-            owner: the process.
-            timeout: seconds to wait.
             notice: printed if that takes long.
 
         Raises:

@@ -213,14 +213,7 @@ def decode_step(
 ) -> tuple[KVCache, Float[Array, "B E"], Int32[Array, " rows"]]:
     """Run the layers over each row's newest token; its key and value go where the tables say.
 
-    Args:
-        params: the parameter tree.
-        kv: the pages; donated.
-        packed: a batch laid out by the shape.
-        last_tokens: newest token of each slot.
-        peers: this device's row of `PeerBuffers.peers`; None leaves all sums to XLA.
-        context: static.
-        shape: the bucket; static.
+    Args as of `prefill_step`, but for:
         forward: replaces `feed_last_tokens`; static.
 
     Returns:

@@ -15,7 +15,6 @@ def memory_report(runner: Runner, asleep: Collection[SleepTag] = ()) -> MemoryRe
     """The memory report of a runner's devices, by owner and phase; from any thread.
 
     Args:
-        runner: an engine's runner.
         asleep: its parts that sleep, and so hold nothing now.
     """
     memory = runner.memory

@@ -39,7 +39,6 @@ class ReplicaGroup:
     with the reason "error", the others' go on.
 
     Args:
-        started: the replicas' engines.
         token_budget: most tokens of a replica's step.
         max_num_seqs: most sequences that a replica runs at once.
         seed: source of the seeds of requests without one of their own.

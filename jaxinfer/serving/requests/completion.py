@@ -19,9 +19,7 @@ class Completion:
     first ones, such a completion leaves them to its `Request` (`leave`).
 
     Args:
-        index: its index among the request's n completions.
         request: the scheduler's state of the completion.
-        tokenizer: None for no text.
     """
 
     def __init__(self, index: int, request: Request, tokenizer: Tokenizer | None):

@@ -44,7 +44,6 @@ def start_recording(count: int | None, tokenizer: Tokenizer | None) -> Recording
 
     Args:
         count: None for no log-probabilities at all.
-        tokenizer: gives the tokens' text; None for none.
     """
     if count is None:
         return None
@@ -130,8 +129,6 @@ def logprobs_at(
     Args:
         scores: as read from a step; must have `logprobs`, and `top_ids` if `count` > 0.
         place: index of the position in the leading dimensions of `scores`.
-        count: the number of likeliest tokens.
-        tokenizer: gives the tokens' text; None for none.
 
     Raises:
         RuntimeError: the step did not compute the requested log-probabilities.

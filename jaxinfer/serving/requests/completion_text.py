@@ -12,12 +12,7 @@ from jaxinfer.serving.requests.request import Request
 
 
 class CompletionText:
-    """Follows the tokens of a completion.
-
-    Args:
-        request: the scheduler's state of the completion.
-        tokenizer: of its tokens.
-    """
+    """Follows the tokens of a completion."""
 
     def __init__(self, request: Request, tokenizer: Tokenizer) -> None:
         params, answer = request.params, request.new.answer

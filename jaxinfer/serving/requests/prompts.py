@@ -61,7 +61,6 @@ class PromptReader:
         """Check prompts from `split_prompts`.
 
         Args:
-            parts: the prompts.
             limits: the number of last tokens to keep of each prompt; None keeps all.
             num_outputs: room for generated tokens that each prompt must leave.
 
@@ -129,13 +128,8 @@ class PromptReader:
         """Refuse text that can't be tokenized, or that is clearly too long to be worth tokenizing.
 
         Args:
-            name: the prompt's name in errors.
-            text: the text.
             num_outputs: room for generated tokens that it must leave.
             may_be_longer: accept any length, because the tokens will be truncated.
-
-        Returns:
-            The tokenizer.
 
         Raises:
             ValueError: there is no tokenizer, or the text is not valid Unicode.
@@ -207,11 +201,6 @@ class PromptReader:
 
 def match_params(params: Any, num_prompts: int, default: SamplingParams) -> list[SamplingParams]:
     """One `SamplingParams` for each prompt.
-
-    Args:
-        params: None, one for all, or a sequence with one for each prompt.
-        num_prompts: the number of prompts.
-        default: used for None.
 
     Raises:
         TypeError: something is not a `SamplingParams`.

@@ -132,10 +132,6 @@ class TokenCompletion:
 class TokenGroup:
     """A `RequestGroup` for a request of kind "tokens", which has a single completion.
 
-    Args:
-        new: the caller's request.
-        seed: used if its parameters have none.
-
     Raises:
         ValueError: `n` is not 1.
     """

@@ -63,10 +63,6 @@ def describe_params(
 def place_params(params: Mapping[str, Any], wanted: Mapping[str, Any]) -> Mapping[str, Any]:
     """The tree on the mesh; arrays that are placed as the steps need them are used as they are.
 
-    Args:
-        params: JAX or NumPy arrays.
-        wanted: from `describe_params`.
-
     Raises:
         ValueError: names the first leaf that is missing, unknown, or of another shape or dtype.
         TypeError: a leaf is no array.
@@ -88,8 +84,6 @@ def check_like(params: Any, wanted: Any, *, placed: bool = False) -> None:
     """Check that `params` has the structure, shapes and dtypes of `wanted`.
 
     Args:
-        params: a tree of arrays.
-        wanted: from `describe_params`.
         placed: the shardings must be the same too.
 
     Raises:

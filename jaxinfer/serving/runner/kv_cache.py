@@ -24,7 +24,6 @@ def allocate(
     And the texts that drafts are made from, in an engine with drafts: a corpus without a text.
 
     Args:
-        programs: the engine's.
         cache_directory: of the programs that write the zeros, as in `persistent_cache`.
     """
     others = programs.last_tokens, programs.slot_state, programs.draft_state
@@ -65,8 +64,6 @@ def copy_blocks(
     Args:
         kv: the pages; donated.
         pairs: (block to read, block to write); no block is both read and written.
-        program: gives the compiled `copy_blocks` of a key.
-        whole: places an array on every device.
 
     Returns:
         The new pages.

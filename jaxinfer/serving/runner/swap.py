@@ -58,10 +58,6 @@ class HostBlocks:
             kv: the pages; donated if any block comes in.
             out: pairs (device block, host block).
             back: pairs (device block, host block) to copy in.
-            program: gives the compiled program of a key.
-
-        Returns:
-            The new pages.
         """
         if out:
             self.copy_out(kv, out, program(SwapKey(self.copy_size, to_host=True)))
@@ -77,7 +73,6 @@ class HostBlocks:
         Args:
             kv: the pages, which stay valid.
             pairs: (device block, host block).
-            gather: the compiled `gather_blocks`.
         """
         for part in _chunks(pairs):
             ids = self._ids([device for device, _ in part])
@@ -94,10 +89,6 @@ class HostBlocks:
         Args:
             kv: the pages; donated.
             pairs: (device block, host block).
-            scatter: the compiled `scatter_blocks`.
-
-        Returns:
-            The new pages.
         """
         for part in _chunks(pairs):
             host = [host for _, host in part] + [0] * (BLOCKS_A_COPY - len(part))

@@ -183,11 +183,7 @@ class BlockPool:
         self._cached.clear()
 
     def check_invariants(self, holders: Iterable[list[int]]) -> None:
-        """Raise RuntimeError unless every block is accounted for exactly once.
-
-        Args:
-            holders: the block tables of all who hold blocks.
-        """
+        """Raise RuntimeError unless every block is accounted for exactly once."""
         counts = Counter(block for table in holders for block in table)
         held = [block for block in range(self.num_blocks) if self._num_holders[block]]
         if counts != Counter({block: self._num_holders[block] for block in held}):

@@ -19,7 +19,6 @@ def fair_urgency(priority: int, number: int) -> int:
     changes, so that 1024 later requests overtake one at most.
 
     Args:
-        priority: as the caller gave it.
         number: how many requests came before.
     """
     level = max(-_MOST_LEVELS, min(_MOST_LEVELS, priority))

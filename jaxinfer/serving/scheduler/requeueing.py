@@ -8,11 +8,7 @@ from jaxinfer.serving.scheduler.request_queues import RequestQueues
 
 
 class Requeueing:
-    """What is done to the queues between two steps.
-
-    Args:
-        queues: the requests, their slots and blocks.
-    """
+    """What is done to the queues between two steps."""
 
     def __init__(self, queues: RequestQueues) -> None:
         self._queues = queues

@@ -12,12 +12,6 @@ def place_or_make_room(
 ) -> bool:
     """Place a running request, preempting ones of higher rank for its blocks if it must.
 
-    Args:
-        queues: the requests, their slots and blocks.
-        request: running, unless it was preempted in this step.
-        schedule: gets its row.
-        budget: tokens of the step at most.
-
     Returns:
         False if it gets no blocks, or was preempted: nothing behind it may be placed.
     """

@@ -117,14 +117,10 @@ def all_reduce_norm(
     *,
     eps: float,
 ) -> tuple[Float[Array, "B E"], Float[Array, "B E"]]:
-    """`all_reduce` onto a stream and the RMSNorm of that, as in `add_norm`.
+    """`all_reduce` of `x` onto a stream and the RMSNorm of that, as in `add_norm`.
 
     Args:
-        x: as for `all_reduce`.
-        peers: as for `all_reduce`.
         onto: the residual stream, the same on all GPUs.
-        weight: the norm's weight.
-        eps: epsilon of the norm.
 
     Returns:
         The stream and its norm, in x's dtype.

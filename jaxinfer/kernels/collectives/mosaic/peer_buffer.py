@@ -193,16 +193,7 @@ def trade(
 
 
 class _Post:
-    """One thread's state of an exchange.
-
-    Attributes:
-        peer_buffer: the layout.
-        bases: addresses of the peer buffers by distance.
-        block: number of this thread's block.
-        thread: this thread's number in it.
-        number: this exchange's number, 32 bits.
-        half: the half that it uses.
-    """
+    """One thread's state of an exchange."""
 
     def __init__(self, peer_buffer: PeerBuffer, opened: Opened) -> None:
         self.peer_buffer, self.block = peer_buffer, ptx.widened(ptx.word_of(opened.block))

@@ -97,13 +97,6 @@ def lazy_leaves(
 ) -> dict[str, LazyTensor]:
     """A leaf of each path.
 
-    Args:
-        header: of the file.
-        config: of the model.
-        shapes: of the leaves, by path.
-        dtype: of the arrays.
-        on_read: called with the bytes of each tensor that was read.
-
     Raises:
         ModelLoadError: a tensor is missing, foreign, or of another shape; names the first.
     """

@@ -70,12 +70,6 @@ def plan_answer(
 ) -> AnswerPlan:
     """Decide how an answer is read.
 
-    Args:
-        front: has the parsers.
-        tools: checked by `check_tools`.
-        choice: the request's tool choice, checked by `check_tools`.
-        parallel: the request's `parallel_tool_calls`; None means True.
-
     Raises:
         ApiError: 400: the server has no tool parser, or does not let the model choose.
     """
@@ -128,9 +122,6 @@ def guided(
     content: it begins after the thinking, and where calls may come, they are its alternative.
 
     Args:
-        params: the request's sampling parameters.
-        plan: the plan for its answer.
-        state: the prompt's reasoning state.
         begin_is_given: the request itself says where its grammar begins.
 
     Raises:

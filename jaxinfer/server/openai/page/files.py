@@ -45,13 +45,7 @@ PAGE_PATHS: Mapping[str, str] = {"/": "index.html"} | {f"/page/{name}": name for
 
 @dataclasses.dataclass(frozen=True)
 class PageFile:
-    """A file as it is sent.
-
-    Attributes:
-        content: all of it.
-        media_type: with its character set.
-        etag: changes with the content.
-    """
+    """A file as it is sent."""
 
     content: bytes
     media_type: str
@@ -61,9 +55,6 @@ class PageFile:
 @functools.cache
 def page_file(path: str) -> PageFile:
     """The file at a URL path.
-
-    Args:
-        path: one of `PAGE_PATHS`.
 
     Raises:
         KeyError: no file has that path.

@@ -127,7 +127,6 @@ class SamplingFields(RequestFields, StructuredFields):
         """The sampling parameters for the engine.
 
         Args:
-            defaults: of the model.
             more: fields that the routes name differently.
 
         Raises:

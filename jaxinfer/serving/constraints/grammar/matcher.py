@@ -22,7 +22,6 @@ class Grammar:
     Args:
         start: an `llguidance.LLMatcher` that has consumed nothing.
         text: the source that it was compiled from.
-        vocab_size: V.
         num_tokens: tokens of the grammar's vocabulary, at least V.
 
     Attributes:
@@ -48,7 +47,6 @@ class Matcher:
 
     Args:
         state: an `llguidance.LLMatcher` of this answer's own.
-        vocab_size: V.
         num_words: of a mask, 32 tokens each; at least those of V.
 
     Attributes:

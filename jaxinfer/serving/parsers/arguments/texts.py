@@ -39,7 +39,6 @@ def text_terminal(schema: Any, resolve: Resolve) -> str | None:
 
     Args:
         schema: a schema whose keywords can be enforced, from `enforced_schema`.
-        resolve: resolves references of the schema that this is part of.
 
     Returns:
         None for no text; an empty expression for any.

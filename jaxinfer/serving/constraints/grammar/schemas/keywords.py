@@ -116,7 +116,6 @@ def enforced_schema(
     OpenAPI's `nullable` is written as JSON Schema has it.
 
     Args:
-        name: of the schema, for errors.
         schema: as parsed from JSON; it is left as it is.
         type_names: JSON's types by further names, of lower case, that `type` may have.
 
