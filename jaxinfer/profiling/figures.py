@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 
 def share_text(share: float, digits: int = 0) -> str:
-    """A share as a percentage, such as "50%"; ">99%" and "<1%" where rounding would say 100% or 0%."""
+    """A share as a percentage, such as "50%"; ">99%" and "<1%" where rounding says 100% or 0%."""
     text, step = f"{share:.{digits}%}", 10**-digits
     if share < 1 and text == f"{1:.{digits}%}":
         return f">{100 - step:.{digits}f}%"

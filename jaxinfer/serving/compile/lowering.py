@@ -80,7 +80,7 @@ class Lowering:
             self._workers.prepare()
 
     def trace(self, programs: Programs, keys: Sequence[ProgramKey]) -> None:
-        """Let worker processes, if `prepare` has started some, trace missing programs; don't wait."""
+        """Let worker processes, if `prepare` started some, trace missing programs; don't wait."""
         if self._workers is not None:
             self._hand_over(programs, self._missing(programs, keys))
 

@@ -10,7 +10,7 @@ from jaxinfer.progress import ProgressBar
 def show_progress(
     outputs: Iterable[RequestOutput], count: int, use_tqdm: bool | Callable[..., Any]
 ) -> None:
-    """Go through last outputs as they come; a progress bar shows their number and the throughput."""
+    """Go through last outputs as they come; a progress bar shows their number and throughput."""
     num_tokens = 0
     make = use_tqdm if callable(use_tqdm) else None
     with ProgressBar(count, "Processed prompts", enabled=True, make=make) as bar:
