@@ -161,15 +161,9 @@ class CompiledPrograms[Key: Hashable](dict[Key, jax.stages.Compiled]):
             if key not in self:
                 self._begin(key)
 
-    def compile(
-        self,
-        keys: Sequence[Key],
-        *,
-        show_progress: bool,
-        in_order: Callable[[Sequence[Key]], Iterable[Key]] = iter,
-    ) -> None:
+    def compile(self, keys: Sequence[Key], *, show_progress: bool) -> None:
         """Compile the missing programs; arguments as of `compile_each`."""
-        for _ in self.compile_each(keys, show_progress=show_progress, in_order=in_order):
+        for _ in self.compile_each(keys, show_progress=show_progress):
             pass
 
     def compile_each(
