@@ -57,10 +57,7 @@ class Conversation:
         ]
 
     def run_slash_command(self, line: str) -> str | None:
-        """Carry out a line that begins with "/".
-
-        Returns:
-            The message for the user, or None if they want to leave.
+        """Carry out a line that begins with "/"; a message, or None if the user wants to leave.
 
         Raises:
             ValueError: no such command or setting, or a value that does not parse or is out of its

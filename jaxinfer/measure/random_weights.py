@@ -48,13 +48,10 @@ def random_weights(model_shape: str, arguments: dict[str, Any]) -> dict[str, Any
 
 
 def random_params(config: ModelConfig, dtype: str, mesh: Mesh, seed: int = 0) -> dict[str, Any]:
-    """Parameters whose matrices are normal with deviation 0.02, norms one and biases zero.
+    """Parameters sharded as the engine's: normal matrices of deviation 0.02, norms 1, biases 0.
 
     Each leaf is its own small program, compiled once per shape: a single one for a whole model
     takes longer to compile than the benchmark to run, and holds float32 temporaries of it all.
-
-    Args:
-        mesh: leaves get the engine's shardings on it.
     """
     described = abstract_params(config, dtype, mesh)
     leaves, structure = jax.tree_util.tree_flatten_with_path(described)

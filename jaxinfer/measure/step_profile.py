@@ -18,11 +18,7 @@ Timing = dict[str, Any]
 
 
 def time_steps(llm: "LLM", prompts: list[list[int]], run: str) -> list[Timing]:
-    """The median step of each kind in some batches, after others that warm up.
-
-    Args:
-        run: their name in the report.
-    """
+    """The median step of each kind in some batches, named `run`, after others that warm up."""
     from jaxinfer.profiling.host_time import StepTime, timings
 
     for _ in range(_WARM_UPS):

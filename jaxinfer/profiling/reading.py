@@ -44,10 +44,7 @@ class Recording(NamedTuple):
 
 
 def read_report(directory: str | Path, **facts: Any) -> ProfileReport:
-    """The report of a profile's recording.
-
-    Args:
-        facts: replacements for the recording's facts of the engine; see `make_report`.
+    """The report of a profile's recording; `facts` replace those of the engine in it.
 
     Raises:
         ValueError: there is no recording, or no step was recorded.

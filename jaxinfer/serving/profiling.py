@@ -79,10 +79,7 @@ class Profiler:
         self._directory, self._facts = path, facts
 
     def stop(self) -> Path | None:
-        """End the recording and write it.
-
-        Returns:
-            The directory, if steps were recorded of which `ProfileReport.read` can tell.
+        """End the recording and write it; its directory if it is of steps, for a report.
 
         Raises:
             RuntimeError: none is running, or the trace failed.

@@ -117,11 +117,7 @@ class LocalModel:
         return Stopwatch(self._llm)
 
     def cut_reason(self, request: LocalRequest, answer: Answer, *, setting: str) -> str | None:
-        """The reason why an answer was cut, and what to change; None if the model ended it itself.
-
-        Args:
-            setting: the user's setting of the maximum number of tokens, for example "--max-tokens".
-        """
+        """Why an answer was cut, and what `setting` to change; None if the model ended it."""
         if answer.finish_reason != "length":
             return None
         most = request.params.max_tokens

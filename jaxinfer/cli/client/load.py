@@ -79,11 +79,7 @@ class Share:
     max_concurrency: int | None
 
     async def send(self, start: float) -> list[StreamRecord]:
-        """Send each request when it is due, and wait for all answers.
-
-        Args:
-            start: when the load begins, on `time.monotonic`'s clock.
-        """
+        """Send each request when due, from `start` (`time.monotonic`) on; wait for all answers."""
         records = [StreamRecord(start + arrival) for arrival in self.arrivals]
         slots = asyncio.Semaphore(self.max_concurrency or len(records) or 1)
 

@@ -34,9 +34,6 @@ def add_engine_flags(
     """Add one flag for each field of `EngineConfig` (a command's `--quiet` sets show_progress).
 
     The flags of `flags/process.py` are added too.
-
-    Args:
-        defaults: the command's own defaults, by field, as --help shows them.
     """
     group = parser.add_argument_group("model")
     for name in (field.name for field in dataclasses.fields(EngineConfig)):

@@ -39,12 +39,7 @@ class Settings:
 
 @dataclass(frozen=True)
 class Program:
-    """A coding agent.
-
-    Attributes:
-        settings: for a model of a server.
-        install: the command that installs it.
-    """
+    """A coding agent: its settings for a model of a server, and the command that installs it."""
 
     settings: Callable[[ServedName], Settings]
     install: str

@@ -10,12 +10,7 @@ from jaxinfer.server.telemetry.utilization import StepFloors
 def step_floors(
     config: ModelConfig, device_kind: str, *, bytes_per_value: int = 2, num_devices: int = 1
 ) -> StepFloors | None:
-    """The floors of one replica's steps, or None if the device's speeds were not measured.
-
-    Args:
-        bytes_per_value: of weights, keys and values.
-        num_devices: chips that a replica is split over.
-    """
+    """The floors of one replica's steps on its devices; None if their speeds were not measured."""
     chip = find_chip(device_kind)
     if chip is None:
         return None

@@ -149,13 +149,10 @@ def check_disk_space(model: HubModel) -> None:
 
 
 def download(model: HubModel, fetches: Callable[[HubFile], None] = lambda _: None) -> Path:
-    """Fetch a model into Hugging Face's cache; files that are there are kept.
+    """Fetch a model's missing files into Hugging Face's cache; `fetches` is told of each before.
 
     The branch or tag of the cache moves to the new commit only when all files are there, so that
     until then an older snapshot is found by its name.
-
-    Args:
-        fetches: called with each file before it is fetched.
 
     Raises:
         ModelLoadError: a file can't be had, or not be written; one line.

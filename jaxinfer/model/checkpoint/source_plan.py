@@ -83,11 +83,7 @@ def one_tensor_each(
 def cut_from(
     plan: SourcePlan, shapes: Mapping[str, Shape], fused: Mapping[str, tuple[str, ...]]
 ) -> SourcePlan:
-    """A plan whose projections are rows of fused tensors.
-
-    Args:
-        fused: names of the projections that are the rows of a tensor, in order, by its own name.
-    """
+    """A plan whose projections are rows of `fused` tensors: by a tensor's name, theirs in order."""
     cut = dict(plan)
     for whole, parts in fused.items():
         for path in (each for each in plan if each.rpartition(".")[2] == parts[0]):

@@ -121,11 +121,7 @@ def _joined(residuals: Sequence[ResidualStream]) -> jax.Array:
 
 
 def decoder_layer(layer: Params, residual: ResidualStream, context: LayerContext) -> ResidualStream:
-    """One transformer block: attention and gated MLP, each on a norm of the residual stream.
-
-    Returns:
-        The residual, of the wanted rows.
-    """
+    """One block, attention and gated MLP, each on a norm of the stream; its wanted rows."""
     attention, mlp = layer["self_attn"], layer["mlp"]
     residual, mixed = attention_block(layer, residual, context)
     if context.rows is not None:

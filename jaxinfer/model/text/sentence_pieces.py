@@ -22,11 +22,7 @@ _STARTS = (r"\A", "^")
 
 
 class SentencePieceTokens:
-    """The tokens of such a vocabulary.
-
-    Args:
-        drops_first_space: decoded texts lack the space that they begin with.
-    """
+    """The tokens of such a vocabulary; decoded texts may lack the space that they begin with."""
 
     def __init__(self, *, drops_first_space: bool) -> None:
         self.drops_first_space = drops_first_space

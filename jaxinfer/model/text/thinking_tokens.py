@@ -44,11 +44,7 @@ class ThinkingTokens:
 
 
 def thinking_tokens(tokenizer: Tokenizer, vocab_size: int) -> ThinkingTokens | None:
-    """The tokens of a tokenizer, if its model thinks.
-
-    Returns:
-        None unless `<think>` and `</think>` are a token each that the model has.
-    """
+    """The tokens; None unless `<think>` and `</think>` are a token each that the model has."""
     texts = (_OPEN, _CLOSE, _ENDING, _CALL)
     opening, closing, ending, call = tokenizer.encode_following(texts)
     if len(opening) != 1 or len(closing) != 1:
@@ -74,12 +70,7 @@ class Thinking:
     may repeat the tag, and where a call has ended it, close it behind the call.
 
     Args:
-        tokens: of the model.
-        stage: of the prompt's end.
         calls: tool calls are read: the tag of one ends thinking that is open.
-
-    Attributes:
-        stage: after the tokens so far.
     """
 
     def __init__(

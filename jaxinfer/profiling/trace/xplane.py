@@ -53,12 +53,7 @@ class Span(NamedTuple):
 
 
 class Trace(NamedTuple):
-    """The kernels and spans of a trace, in order of their starts.
-
-    Attributes:
-        kernels: of the first GPU or, without one, of the CPU.
-        spans: of the engine's thread.
-    """
+    """By starts: kernels of the first GPU or else the CPU, and spans of the engine's thread."""
 
     kernels: list[KernelEvent]
     spans: list[Span]

@@ -18,11 +18,7 @@ _SIGNATURE = "none"
 
 
 class MessageEvents:
-    """Writes the events of one answer: one block after the other.
-
-    Args:
-        answer: before its first token; from `end` on, with its blocks.
-    """
+    """Writes the events of one answer, block by block; `answer` has its blocks from `end` on."""
 
     def __init__(self, answer: MessageAnswer) -> None:
         self.answer = answer

@@ -137,11 +137,7 @@ class ContextLengthError(ApiError):
 def context_length_exceeded(
     field: str, error: PromptTooLongError, max_model_len: int, *, room: int
 ) -> ContextLengthError:
-    """The error for a prompt that is too long, worded as OpenAI's clients expect.
-
-    Args:
-        room: tokens that the prompt must leave for the answer.
-    """
+    """The error for a prompt too long to leave `room`, worded as OpenAI's clients expect."""
     about = "" if error.is_exact else "at least "
     size = f"{about}{error.num_tokens} tokens"
     resulted = f"your {field} resulted in {size}"

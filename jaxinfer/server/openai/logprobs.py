@@ -52,11 +52,7 @@ class CompletionLogprobsWriter:
     def start_at(
         self, offset: int, preceding: Sequence[int] = (), *, skip_special_tokens: bool
     ) -> None:
-        """Continue at this character offset, with a new text.
-
-        Args:
-            preceding: tokens before the text, a prompt's.
-        """
+        """Continue at this character offset, with a new text behind `preceding` tokens."""
         self._offset = offset
         if self._tokenizer is not None:
             self._decoder = self._tokenizer.text_decoder(

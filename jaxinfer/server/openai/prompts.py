@@ -30,11 +30,7 @@ _FEW_IDS = 4096  # quicker to check than to hand to a thread
 
 
 class Prompts:
-    """Reads the prompts of one front end's requests.
-
-    Args:
-        template_kwargs: names that requests may set for the chat template.
-    """
+    """Reads the prompts of one front end's requests, which may set `template_kwargs`."""
 
     def __init__(self, engine: EngineClient, template_kwargs: frozenset[str]) -> None:
         self.reader = PromptReader(
@@ -183,10 +179,7 @@ class Prompts:
         await self._tokenizing.run(check, 0)
 
     async def on_thread[T](self, work: Callable[[], T], size: int, name: str) -> T:
-        """Run work on a text in a thread and return its result.
-
-        Args:
-            size: the text's length, in characters.
+        """Run work on a text of `size` characters in a thread and return its result.
 
         Raises:
             ApiError: 400: the text is too long.

@@ -29,11 +29,7 @@ class Add(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 
 class End(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """Front end to engine: end these completions, whose clients are gone.
-
-    Attributes:
-        completions: pairs of a request's number and the completion's index.
-    """
+    """Front end to engine: end completions without clients, by request's number and index."""
 
     completions: list[tuple[int, int]]
 

@@ -24,9 +24,6 @@ class RemoteRequest:
     Both use `RequestGroup` for text, stop strings and log-probabilities. An exception on the way
     ends this request with the reason "error". Outputs are made when the reader asks, so that a slow
     one costs the memory of its tokens alone. Of one event loop.
-
-    Args:
-        tokenizer: this process's own; None for no text.
     """
 
     def __init__(self, new: NewRequest, tokenizer: Tokenizer | None) -> None:

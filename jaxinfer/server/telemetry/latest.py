@@ -10,7 +10,6 @@ class Latest[T]:
     There is one read at a time, so that callers who come meanwhile leave no more work behind.
 
     Args:
-        read: reads it.
         patience: seconds to wait for a read once a value is known; the first is waited for.
     """
 

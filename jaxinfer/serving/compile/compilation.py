@@ -139,11 +139,7 @@ class CompiledPrograms[Key: Hashable](dict[Key, jax.stages.Compiled]):
         self.seconds_waited += time.perf_counter() - start
 
     def adopt(self, other: "CompiledPrograms[Key]", keys: Iterable[Key]) -> None:
-        """Take over the programs that another has compiled or begun; it must begin nothing more.
-
-        Args:
-            keys: the programs; keys that `other` doesn't know are left out.
-        """
+        """Take over the `keys` that another has compiled or begun, which begins nothing more."""
         for key in keys:
             if key in other:
                 self[key] = other[key]

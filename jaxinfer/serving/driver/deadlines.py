@@ -33,11 +33,7 @@ class Deadlines:
         return [key for key, moment in self._limits.items() if moment <= now]
 
     def end(self, key: str, output: Any = None) -> None:
-        """Forget a request.
-
-        Args:
-            output: its last one, which tells if its time was over.
-        """
+        """Forget a request; its last `output` tells if its time was over."""
         moment = self._limits.pop(key, math.inf)
         if isinstance(output, RequestOutput) and time.monotonic() >= moment:
             for completion in output.outputs:

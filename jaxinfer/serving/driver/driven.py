@@ -12,11 +12,7 @@ from jaxinfer.serving.requests.new_request import NewRequest, Sink
 
 
 class DrivenRequests:
-    """For the engine's thread alone.
-
-    Attributes:
-        is_closed: whether the engine is.
-    """
+    """For the engine's thread alone."""
 
     def __init__(self, stepper: Stepper, compiling: ConstraintQueue) -> None:
         self._stepper = stepper

@@ -173,11 +173,7 @@ class Engine:
         return self._scheduler.num_cached_tokens(Request(request.key, request, request.params))
 
     def abort(self, request_id: str) -> bool:
-        """End a request now, in any state; its sink receives a last output.
-
-        Returns:
-            Whether an unfinished request had that id.
-        """
+        """End an unfinished request now, in any state, with a last output; False if there is none."""
         return self._requests.abort(request_id)
 
     def drain(self) -> None:

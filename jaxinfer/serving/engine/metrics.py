@@ -120,12 +120,7 @@ class RequestCounts:
         self.drafts = self.drafts.plus(other.drafts)
 
     def metrics(self, *, num_compilations: int, compile_seconds: float) -> list[Metric]:
-        """All numbers as metrics under vLLM's names, with this project's prefix.
-
-        Args:
-            num_compilations: programs compiled since the engine was created.
-            compile_seconds: seconds that steps have waited for compilation.
-        """
+        """All numbers as metrics under vLLM's names, with this project's prefix."""
         gauges = {
             "num_requests_running": self.running,
             "num_requests_waiting": self.waiting,

@@ -45,11 +45,7 @@ class Quarantine:
         self._groups: list[list[Request]] = []  # halves to test; the last one runs
 
     def blame(self, requests: Iterable[Request]) -> list[Request]:
-        """Note that a step with these requests raised, before the scheduler starts over.
-
-        Returns:
-            The requests at fault, which the caller must end.
-        """
+        """Note that a step with these requests raised; returns those at fault, which must end."""
         suspects = [request for request in requests if not request.is_finished]
         blamed = [self._suspect(request, alone=len(suspects) == 1) for request in suspects]
         guilty = [each.request for each in blamed if each.num_alone >= _GUILTY_AFTER]

@@ -75,11 +75,7 @@ class Recovery:
             self._requests.faults.fail_of(request, f"its step failed twice: {error}", error)
 
     def give_up(self, reason: str, cause: BaseException | None = None) -> StepError:
-        """Fail for good: end every request with the reason "error" and refuse new ones.
-
-        Returns:
-            The error that later calls raise.
-        """
+        """Fail for good: end all requests with "error", refuse others; the error of later calls."""
         self.failure = self.failure or StepError(reason)
         self._in_flight.clear()
         self._host_dependent.record()

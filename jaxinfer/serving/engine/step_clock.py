@@ -13,9 +13,6 @@ class StepClock:
 
     The device runs steps in order, so a step lasts from its launch, or from the end of the previous
     step if that is later, until it is read.
-
-    Attributes:
-        counts: of the steps that were read.
     """
 
     def __init__(self, pool: BlockPool, clock: Callable[[], float]) -> None:

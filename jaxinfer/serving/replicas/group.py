@@ -109,11 +109,7 @@ class ReplicaGroup:
         self._front.send_while_there_is_room(self._alive())
 
     def abort(self, request_id: str) -> bool:
-        """End a request after the step that its replica is in; its sink gets a last output.
-
-        Returns:
-            True if there was an unfinished request of that id.
-        """
+        """End a request after its replica's step, with a last output; False if there is none."""
         request = self._front.get(request_id)
         if request is None:
             return False

@@ -40,11 +40,7 @@ class Recording(Protocol):
 
 
 def start_recording(count: int | None, tokenizer: Tokenizer | None) -> Recording | None:
-    """A recording of the chosen tokens' log-probabilities, and of the `count` likeliest tokens.
-
-    Args:
-        count: None for no log-probabilities at all.
-    """
+    """A recording of the chosen and `count` likeliest tokens' values; None for no count."""
     if count is None:
         return None
     return _Likeliest(count, tokenizer) if count else _Chosen(tokenizer)

@@ -141,10 +141,7 @@ class PromptReader:
         )
 
     def check_params(self, params: SamplingParams) -> SamplingParams:
-        """Check sampling parameters against the model and its tokenizer.
-
-        Returns:
-            The parameters, with -1 log-probabilities replaced by their number.
+        """Check sampling parameters for the model; -1 log-probabilities become their number.
 
         Raises:
             ValueError: a token id is outside the vocabulary, more log-probabilities are requested

@@ -200,12 +200,7 @@ class Request:
         self.num_tokens = self.num_known_tokens
 
     def tokens(self, start: int, stop: int) -> list[int]:
-        """Token ids at positions `[start, stop)`; `IN_FLIGHT_TOKEN` where the host must yet read.
-
-        Args:
-            start: first position, at least 0.
-            stop: one past the last position, at most `num_tokens`.
-        """
+        """Token ids at positions `[start, stop)`; `IN_FLIGHT_TOKEN` where they are not read."""
         split = len(self.prompt_token_ids)
         if stop <= split:
             return self.prompt_token_ids[start:stop]

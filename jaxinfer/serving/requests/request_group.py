@@ -23,9 +23,6 @@ class RequestGroup:
     Args:
         seed: used if its parameters have none.
         arrival_time: on the engine's clock.
-
-    Attributes:
-        times: of the tokens that were read.
     """
 
     def __init__(

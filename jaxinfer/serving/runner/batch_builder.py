@@ -30,9 +30,6 @@ class BatchBuilder:
     Args:
         max_num_seqs: slots; the slot of that number takes padding rows.
         prepare: turns a request into what its sampling takes at each step (`prepare_row`).
-
-    Attributes:
-        slot_edits: what slots are told of edits, masks and penalties.
     """
 
     def __init__(

@@ -57,12 +57,7 @@ def unsampled(step: InFlightStep) -> np.ndarray:
 
 
 class Launched(NamedTuple):
-    """A step that was submitted to the launching thread.
-
-    Attributes:
-        schedule: its rows.
-        result: the future of the launch.
-    """
+    """A step that was submitted to the launching thread."""
 
     schedule: Schedule
     result: Future[InFlightStep | UnsampledStep]

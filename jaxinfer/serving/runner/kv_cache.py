@@ -22,9 +22,6 @@ def allocate(
     """Zeroed pages of every layer, last tokens and slots, sharded as the steps want them.
 
     And the texts that drafts are made from, in an engine with drafts: a corpus without a text.
-
-    Args:
-        cache_directory: of the programs that write the zeros, as in `persistent_cache`.
     """
     others = programs.last_tokens, programs.slot_state, programs.draft_state
     structs, tree = jax.tree.flatten(others)

@@ -192,11 +192,7 @@ class Runner:
         self._compile_s = time.perf_counter() - start - (self._allocate_s - allocate_s)
 
     def start_up_times(self, load_s: float) -> StartUpTimes:
-        """The times of the start's phases, up to now.
-
-        Args:
-            load_s: seconds before this runner was made.
-        """
+        """The times of the start's phases, up to now, `load_s` of them before this runner."""
         return StartUpTimes(
             load_s=load_s,
             plan_s=self._plan.seconds,

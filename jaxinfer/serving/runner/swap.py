@@ -24,12 +24,7 @@ class HostBlocks:
     devices' part of a block.
 
     Args:
-        programs: gives the shape of a block and the mesh.
         gibibytes: host memory at most, of each process; 0 holds no block.
-
-    Attributes:
-        num_blocks: host blocks.
-        copy_size: blocks in one copy.
 
     Raises:
         CapacityError: the host has less memory available.
@@ -68,12 +63,7 @@ class HostBlocks:
     def copy_out(
         self, kv: KVCache, pairs: Sequence[tuple[int, int]], gather: Callable[..., Any]
     ) -> None:
-        """Copy device blocks to host blocks; waits for the steps that were launched before.
-
-        Args:
-            kv: the pages, which stay valid.
-            pairs: (device block, host block).
-        """
+        """Copy device blocks to host blocks, by pairs, behind launched steps; `kv` stays valid."""
         for part in _chunks(pairs):
             ids = self._ids([device for device, _ in part])
             host = [host for _, host in part]
@@ -84,12 +74,7 @@ class HostBlocks:
     def copy_in(
         self, kv: KVCache, pairs: Sequence[tuple[int, int]], scatter: Callable[..., Any]
     ) -> KVCache:
-        """Copy host blocks to device blocks.
-
-        Args:
-            kv: the pages; donated.
-            pairs: (device block, host block).
-        """
+        """Copy host blocks to device blocks, by (device, host) pairs; `kv` is donated."""
         for part in _chunks(pairs):
             host = [host for _, host in part] + [0] * (BLOCKS_A_COPY - len(part))
             likes, structure = jax.tree.flatten(self._parts)

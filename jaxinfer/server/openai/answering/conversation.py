@@ -97,11 +97,7 @@ async def conversation_text(
     template_kwargs: Mapping[str, Any] | None,
     **options: Any,
 ) -> str:
-    """The prompt of a conversation's next turn.
-
-    Args:
-        template_kwargs: the request's own names for the template, which take precedence.
-        options: further arguments of `Prompts.render`.
+    """The prompt of a conversation's next turn; `template_kwargs` win over `thinking`.
 
     Raises:
         ApiError: 400: the template refuses, or the conversation is too long.

@@ -124,10 +124,7 @@ class SamplingFields(RequestFields, StructuredFields):
             raise invalid("prompt_logprobs is not streamed; leave out stream", "prompt_logprobs")
 
     def sampling_params(self, defaults: SamplingParams, **more: Any) -> SamplingParams:
-        """The sampling parameters for the engine.
-
-        Args:
-            more: fields that the routes name differently.
+        """The engine's sampling parameters; `more` are fields that the routes name differently.
 
         Raises:
             TypeError, ValueError: as `SamplingParams`.

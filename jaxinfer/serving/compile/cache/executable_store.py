@@ -103,9 +103,6 @@ class ExecutableStore:
 
         A program whose entry could not be read is not saved again by this process: XLA compiled it
             while others ran, and may have chosen other kernels.
-
-        Args:
-            identity: a key that differs for programs that compile to different executables.
         """
         if identity in self._unreadable:
             return

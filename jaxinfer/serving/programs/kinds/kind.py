@@ -44,11 +44,7 @@ class ProgramKind[Key: ProgramKey](ABC):
 
     @abstractmethod
     def keys(self, buckets: Buckets, *, swaps: bool) -> Sequence[Key]:
-        """The keys of all programs that an engine has, the slowest to compile first.
-
-        Args:
-            swaps: whether its blocks move to host memory.
-        """
+        """The keys of all programs that an engine has, the slowest to compile first."""
 
     @abstractmethod
     def program(self, programs: Programs, key: Key) -> Program:

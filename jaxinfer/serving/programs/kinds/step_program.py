@@ -39,7 +39,6 @@ def step_options(rows: int, *, num_parts: int = 1) -> dict[str, Any]:
     would copy them into one array in every step.
 
     Args:
-        rows: number of the products' rows.
         num_parts: parts of the tokens that go through each layer one after the other.
     """
     # Launched through a slice of the batch vector, a kernel is no plain node of a CUDA graph.
