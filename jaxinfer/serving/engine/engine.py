@@ -173,7 +173,7 @@ class Engine:
         return self._scheduler.num_cached_tokens(Request(request.key, request, request.params))
 
     def abort(self, request_id: str) -> bool:
-        """End an unfinished request now, in any state, with a last output; False if there is none."""
+        """End a request now, in any state, with a last output; False if none is unfinished."""
         return self._requests.abort(request_id)
 
     def drain(self) -> None:

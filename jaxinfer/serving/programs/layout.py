@@ -67,7 +67,7 @@ def _sampling_shapes(rows: int) -> tuple[tuple[int, ...], ...]:
     return (rows, len(Column)), (num_special_rows(rows),)
 
 
-class _Shape(ABC):
+class StepShape(ABC):
     """What the buckets of both kinds of steps have."""
 
     kind: ClassVar[Literal["prefill", "decode"]]
@@ -116,7 +116,7 @@ class _Shape(ABC):
 
 
 @dataclass(frozen=True)
-class PrefillShape(_Shape):
+class PrefillShape(StepShape):
     """Bucket of a prefill step.
 
     Attributes:
@@ -142,7 +142,7 @@ class PrefillShape(_Shape):
 
 
 @dataclass(frozen=True)
-class DecodeShape(_Shape):
+class DecodeShape(StepShape):
     """Bucket of a decode step.
 
     Attributes:
@@ -205,7 +205,7 @@ class _Place(NamedTuple):
 
 
 @functools.cache  # few shapes, and a step asks several times
-def _places(shape: _Shape) -> tuple[int, list[_Place]]:
+def _places(shape: StepShape) -> tuple[int, list[_Place]]:
     """The length of the packed vector, and where each array lies in it."""
     places, start = [], 0
     for i, each in enumerate(shape.array_shapes()):
