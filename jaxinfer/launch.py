@@ -56,7 +56,6 @@ class LaunchArguments(NamedTuple):
     """A command line in its parts.
 
     Attributes:
-        program: name of the agent.
         only_print: start nothing.
         quiet: do not say that a server is started.
         for_server: the options of `jaxinfer serve`, as they were written.

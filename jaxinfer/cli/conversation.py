@@ -33,7 +33,6 @@ class Conversation:
     """The messages so far and the settings of the next answer.
 
     Attributes:
-        system: the system message, if any.
         turns: messages of user and assistant, alternating, the user first.
         sampling: `SamplingParams` fields that differ from the model's defaults.
         thinking: ask the template for thinking or for none; None leaves it to the template.

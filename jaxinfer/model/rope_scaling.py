@@ -256,9 +256,7 @@ def scaling_from_hf(
     """A scaling of one of `SUPPORTED_ROPE_TYPES` but "default".
 
     Args:
-        kind: its ``rope_type``.
         mapping: the JSON object without that and ``rope_theta``.
-        max_position_embeddings: the model's.
 
     Raises:
         ValueError: a key is unknown or missing, or a value impossible.

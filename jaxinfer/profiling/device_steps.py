@@ -24,7 +24,6 @@ class DeviceStep(NamedTuple):
     """A step as the device ran it, from the first to the last kernel of its programs.
 
     Attributes:
-        facts: as it was launched.
         kernels: in the order of their beginnings; never empty. Copies between host and device that
             follow the last kernel of a program are among them, but not in the step's time.
     """

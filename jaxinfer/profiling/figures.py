@@ -17,7 +17,6 @@ def aligned(rows: Sequence[Sequence[str]], *, left: int = 1, last_left: bool = F
     """The lines of a table, without white space at their ends.
 
     Args:
-        rows: of equal length, the titles among them.
         left: number of leading columns that are aligned to the left.
         last_left: whether the last column is aligned to the left, too.
     """

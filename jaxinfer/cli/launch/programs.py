@@ -13,7 +13,6 @@ class ServedName:
 
     Attributes:
         url: of the server, without a path.
-        name: of the model.
         key: the server's; any text where it needs none.
         max_model_len: most tokens of a conversation; None if it is not known yet.
     """

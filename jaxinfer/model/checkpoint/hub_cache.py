@@ -17,13 +17,10 @@ class CachedModel:
     """A revision of a model in the cache.
 
     Attributes:
-        name: the hub id.
-        commit: the commit of the revision.
         refs: branches and tags that name it; they may be none.
         num_bytes: size of its files; revisions may share some.
         last_used: when one of its files was last read, in seconds since 1970, as far as the file
             system keeps such times.
-        directory: of the snapshot.
         family: the family that runs it; None if none does.
         obstacle: why none runs it; None if one does.
     """
@@ -43,7 +40,6 @@ class Removal:
     """What is to be removed from the cache.
 
     Attributes:
-        name: the model's hub id.
         commits: of the revisions; empty for what a broken download left.
         num_bytes: what it frees.
     """

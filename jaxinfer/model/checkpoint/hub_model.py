@@ -32,7 +32,6 @@ class HubModel:
     Attributes:
         name: the hub id, such as "Qwen/Qwen3-0.6B".
         revision: the branch, tag or commit that was asked for; None is the main branch.
-        commit: the commit that it is at.
         licence: by the model card, such as "apache-2.0"; None if the card names none.
         files: those that an engine reads.
         others: names of all other files.

@@ -30,8 +30,6 @@ class Tensor:
     """What a plan expects of a tensor in the files.
 
     Attributes:
-        name: in the files.
-        shape: in elements.
         dtypes: names of those that it may have.
     """
 

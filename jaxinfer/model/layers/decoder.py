@@ -89,8 +89,6 @@ def run_layers(
 
     Args:
         layers: the subtree of each layer, by its index as a string.
-        kinds: of the layers, in order.
-        pages: of each layer.
         parts: the tokens. With several parts each layer takes them in turn.
         step_of: ``(index, kind) -> LayerStep``. Layers of one kind should get the same function, so
             that it is traced once.

@@ -17,12 +17,10 @@ class KernelEvent(NamedTuple):
     """One run of a kernel; on a CPU, of an instruction of XLA's.
 
     Attributes:
-        name: the kernel's own.
         op: the instruction of the program that launched it, or "".
         module: that program's name, or "".
         run: tells runs of programs apart; 0 if the trace does not.
         start_ns: on the trace's clock.
-        duration_ns: its duration.
     """
 
     name: str
@@ -44,7 +42,6 @@ class Span(NamedTuple):
     Attributes:
         name: without `SPAN_PREFIX`.
         start_ns: on the same clock as kernels.
-        duration_ns: its duration.
     """
 
     name: str

@@ -55,12 +55,9 @@ class ApiError(Exception):
     """An error for the client.
 
     Args:
-        status: HTTP status.
         message: one line; long ones are cut, and paths are left out.
         route: the path that was asked for, which begins the message.
-        param: the field of the request that is wrong.
         code: a machine-readable name of the error.
-        headers: the answer's headers.
     """
 
     def __init__(

@@ -39,10 +39,8 @@ class EngineDescription:
     """An engine in another process.
 
     Attributes:
-        max_model_len: most tokens of prompt and output together.
         max_logprobs: most log-probabilities at a position.
         default_params: sampling parameters of a call that gives none.
-        limits: the service's limits.
         device_kind: as JAX names the devices; empty if unknown.
         devices_of_a_replica: devices that share a model.
         bytes_per_value: of its activations.

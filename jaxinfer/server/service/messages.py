@@ -98,15 +98,12 @@ class News(msgspec.Struct, frozen=True, array_like=True):
     """A completion's additions besides tokens; see `TokenOutput`.
 
     Attributes:
-        num_cached_tokens: of its prompt.
-        num_preemptions: so far.
         scheduled_time: when the first step of its prompt was planned, on the clock of `Step.time`.
         weight_version: at its last token.
         num_draft_tokens: so far; so is `num_accepted_tokens`.
         finish_reason: None while it runs.
         stop_reason: the stop token that ended it.
         prompt_scores: one for each chunk.
-        error: the error's message.
         embedding: float32 ``[E]`` in the machine's order; empty if none was asked for.
     """
 
@@ -127,9 +124,6 @@ class Row(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """A completion's additions; a step has hundreds.
 
     Attributes:
-        number: the request's.
-        index: the completion's.
-        token_ids: new tokens.
         news: everything else but log-probabilities; None if unchanged since the row before.
     """
 
@@ -144,7 +138,6 @@ class Step(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
     Attributes:
         time: seconds on the clock that both share (`time.monotonic`).
-        rows: one a completion.
         scores: log-probabilities of these rows, gathered into a few arrays. Several steps of one
             row are in separate items, in order.
     """
@@ -158,9 +151,7 @@ class Refused(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """Engine to front end: a request that was not enqueued, or that the engine could not finish.
 
     Attributes:
-        number: the request's.
         kind: the exception's name; one that `errors_by_name` knows is raised as such.
-        message: its text.
     """
 
     number: int

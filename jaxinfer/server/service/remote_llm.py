@@ -51,7 +51,6 @@ class RemoteLLM:
     Args:
         link: the connection, not started yet.
         tokenizer: this process's own; None for token ids only.
-        model_config: the model's shape.
         reopen: makes a new connection after this one is lost, to an engine of the same model; tried
             until it succeeds. Meanwhile requests are refused. None leaves it lost.
     """

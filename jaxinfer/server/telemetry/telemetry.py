@@ -28,11 +28,9 @@ class Telemetry:
 
     Args:
         model_name: the label `model_name` of every series.
-        prefix: begins every name.
         directory: one for this run of the server, empty at its start; None for a single front end.
         floors: least times of steps; None, if the devices' speeds are unknown, leaves out
             utilization.
-        clock: seconds.
 
     Raises:
         ValueError: Prometheus does not take the prefix.

@@ -14,7 +14,6 @@ class Beam:
     """An output of a prompt so far.
 
     Attributes:
-        tokens: the output.
         logprobs: of each token, the likeliest ones at its position.
         cum_logprob: sum of the tokens' log-probabilities.
         has_ended: whether an end-of-sequence token is its last and ends it.

@@ -49,12 +49,9 @@ class Lowering:
         executables: the store of executables; None leaves keeping them to JAX.
 
     Attributes:
-        seconds: spent here so far.
-        num_traced: programs traced so far.
         num_read: programs found on disk, traced or compiled.
         num_lowered: programs handed over to be compiled, or found by JAX; all others were found
             compiled in `executables`.
-        executables: the argument.
     """
 
     def __init__(

@@ -33,9 +33,7 @@ class Task:
         context: the fields of the engine's `StepContext`, whose mesh is only described.
         params: as `Programs` has them, on that mesh.
         work: the identity that each program is saved under.
-        directory: the store's directory.
         platform: the platform to lower for, as `jax.export` names it.
-        settings: JAX's settings, by name.
     """
 
     context: Mapping[str, Any]

@@ -43,7 +43,6 @@ class NextToken(NamedTuple):
     """The restrictions on a request's next token.
 
     Attributes:
-        edits: of its logits.
         forced: the next tokens, in order, if they are determined and need no sampling.
         mask: computes the allowed next tokens; None leaves the slot's mask as it is.
     """

@@ -84,13 +84,10 @@ class RequestCounts:
         queried_tokens: prompt tokens looked up in the prefix cache.
         generation_tokens: generated tokens read by the host.
         finished: ended requests by finish reason.
-        preemptions: preemptions so far.
         running: requests with a slot.
         waiting: requests without a slot.
         used_blocks: KV blocks allocated to requests.
         usable_blocks: all usable KV blocks.
-        steps: tokens and seconds of the steps.
-        drafts: what became of drafts.
     """
 
     prompt_tokens: int = 0

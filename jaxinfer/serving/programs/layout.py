@@ -32,7 +32,6 @@ class SampledRows(NamedTuple):
     Attributes:
         slots: int32 ``[B]``, index into last_tokens of each sampled token.
         fed: int32 ``[B]``, each row's last token before it.
-        sampling: each row's sampling parameters.
     """
 
     slots: Any

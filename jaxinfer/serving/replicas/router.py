@@ -11,7 +11,6 @@ class ReplicaView:
     """The router's view of a replica.
 
     Attributes:
-        index: the replica's index.
         num_cached_tokens: leading tokens of the new request's prompt that it has in its cache.
         num_sequences: unfinished sequences that were sent to it.
         load: `request_load` of these, added up.

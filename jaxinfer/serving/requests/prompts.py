@@ -232,10 +232,8 @@ class PromptParts:
     """The parts of a prompt, its tokens not checked yet.
 
     Attributes:
-        name: its name in errors.
         text: None for a prompt of token ids alone.
         token_ids: None for a prompt of text alone.
-        cache_salt: as in `Prompt`.
     """
 
     name: str

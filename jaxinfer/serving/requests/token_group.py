@@ -35,15 +35,7 @@ none is copied, and each is a plain tuple."""
 
 
 class RunFacts(NamedTuple):
-    """What an output says of its request beside tokens; seldom another than in the output before.
-
-    Attributes:
-        num_cached_tokens: as of `RequestOutput`.
-        num_preemptions: the number of its preemptions so far.
-        scheduled_time: as of `RequestMetrics`.
-        weight_version: as of `RequestOutput`.
-        num_draft_tokens: as of `RequestMetrics`; so is `num_accepted_tokens`.
-    """
+    """What an output says of its request beside tokens; seldom another than in the output before."""
 
     num_cached_tokens: int
     num_preemptions: int
@@ -67,7 +59,6 @@ class TokenOutput:
         facts: None if they are as in the output before.
         prompt_scores: log-probabilities of prompt tokens: for each chunk the position of its first
             token and a slice; entry i scores the token after position ``start + i``.
-        finished: whether it has ended.
         finish_reason: as of `CompletionOutput`; None while it runs.
         stop_reason: the stop token that ended it.
         error: the cause, when `finish_reason` is "error".

@@ -62,9 +62,6 @@ def copy_blocks(
         kv: the pages; donated.
         pairs: (block to read, block to write); no block is both read and written.
 
-    Returns:
-        The new pages.
-
     Raises:
         ValueError: a block number is out of range; nothing is copied then.
     """

@@ -48,7 +48,6 @@ class Scheduler:
     Not thread-safe.
 
     Args:
-        pool: the device's blocks.
         max_num_seqs: running requests at most; slots are in `[0, max_num_seqs)`.
         max_num_batched_tokens: tokens in a step at most; at least `max_num_seqs`.
         max_model_len: prompt and output of a request together at most.
@@ -57,7 +56,6 @@ class Scheduler:
         num_host_blocks: blocks of the host's swap space; "swap" needs some.
         is_fair: a priority lets a request overtake a bounded number of others (`fair_urgency`), so
             that none starves.
-        multi_step: which launches are to have several decode steps.
         speculation: which steps are to have drafts.
 
     Raises:

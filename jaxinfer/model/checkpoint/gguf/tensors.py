@@ -43,12 +43,8 @@ class LazyTensor:
     """A leaf that is read from the file when NumPy asks for it.
 
     Attributes:
-        shape: in elements.
-        dtype: of the array.
-        file: that holds it.
         source: where it lies.
         num_rotated_heads: heads whose rows are brought into Hugging Face's order; 0 for none.
-        on_read: called with the bytes read.
     """
 
     shape: tuple[int, ...]

@@ -32,7 +32,6 @@ class Vocabulary:
     """What the metadata say of a tokenizer.
 
     Attributes:
-        file: for messages.
         tokens: by id.
         kinds: of the tokens, int ``[V]``.
         fields: the other metadata, without the prefix of their keys.

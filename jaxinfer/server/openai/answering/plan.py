@@ -19,13 +19,11 @@ class AnswerPlan:
     """The plan for reading an answer, made before the request runs: a mistake is refused at once.
 
     Attributes:
-        tools: the tools, as chat templates expect them.
         tool_parser: name of the parser that reads calls; None leaves them in the content.
         reasoning_parser: name of the parser that reads reasoning; None leaves it in the content.
         parallel: more than one call is allowed.
         forced: "required", "auto" if strict tools constrain optional calls, or a function's name:
             calls need a grammar. None if they need none.
-        strict: names of strict tools.
         tag_tokens: tags that the model has as tokens of their own.
         thinks: reasoning is read, and `<think>` and `</think>` are tokens of the model: a grammar
             can begin after them.
