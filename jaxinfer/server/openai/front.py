@@ -26,24 +26,11 @@ from jaxinfer.serving.parsers.names import reasoning_parser_name, tool_parser_na
 from jaxinfer.serving.requests.new_request import Prompt
 
 _FIELDS = frozenset(
-    [
-        "prompt",
-        "messages",
-        "input",
-        "max_tokens",
-        "priority",
-        "cache_salt",
-        "stop",
-        "stop_token_ids",
-        "allowed_token_ids",
-        "logit_bias",
-        "bad_words",
-        "logprobs",
-        "prompt_logprobs",
-        "truncate_prompt_tokens",
-        "thinking_token_budget",
-        "timeout",
-    ]
+    (
+        *("prompt", "messages", "input", "max_tokens", "priority", "cache_salt", "timeout"),
+        *("stop", "stop_token_ids", "allowed_token_ids", "logit_bias", "bad_words"),
+        *("logprobs", "prompt_logprobs", "truncate_prompt_tokens", "thinking_token_budget"),
+    )
 )
 
 _JOBS_AT_ONCE = 16  # in one turn of the event loop

@@ -136,7 +136,7 @@ def _completion(
 
 def _news(facts: RunFacts, output: TokenOutput) -> News:
     return News(
-        *facts,
+        facts,
         output.finish_reason,
         output.stop_reason,  # pyright: ignore[reportArgumentType]  # strings: front ends find them
         [pack_prompt_scores(*each) for each in output.prompt_scores],

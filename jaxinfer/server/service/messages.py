@@ -10,6 +10,7 @@ import numpy as np
 
 from jaxinfer.serving.engine.metrics import Counter, Gauge, Histogram, Metric
 from jaxinfer.serving.pooling.task import HeadRows
+from jaxinfer.serving.requests.token_group import RunFacts
 
 _MAX_FRAME_BYTES = 1 << 28
 _LENGTH_BYTES = 4
@@ -98,21 +99,14 @@ class News(msgspec.Struct, frozen=True, array_like=True):
     """A completion's additions besides tokens; see `TokenOutput`.
 
     Attributes:
-        scheduled_time: when the first step of its prompt was planned, on the clock of `Step.time`.
-        weight_version: at its last token.
-        num_draft_tokens: so far; so is `num_accepted_tokens`.
+        facts: times in it are on the clock of `Step.time`.
         finish_reason: None while it runs.
         stop_reason: the stop token that ended it.
         prompt_scores: one for each chunk.
         embedding: float32 ``[E]`` in the machine's order; empty if none was asked for.
     """
 
-    num_cached_tokens: int = 0
-    num_preemptions: int = 0
-    scheduled_time: float | None = None
-    weight_version: int = 0
-    num_draft_tokens: int = 0
-    num_accepted_tokens: int = 0
+    facts: RunFacts
     finish_reason: str | None = None
     stop_reason: int | None = None
     prompt_scores: Sequence[PromptScores] = ()

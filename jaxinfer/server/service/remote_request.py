@@ -12,6 +12,7 @@ from jaxinfer.server.service.messages import News, Row
 from jaxinfer.server.service.scores import PromptLogprobs, ReceivedScores, unpack_scores
 from jaxinfer.serving.requests.completion import Completion
 from jaxinfer.serving.requests.new_request import NewRequest
+from jaxinfer.serving.requests.request import RunHistory
 from jaxinfer.serving.requests.request_group import RequestGroup
 from jaxinfer.serving.requests.result import POOLED, TokenScores
 
@@ -134,13 +135,15 @@ class RemoteRequest:
         return output
 
     def _note(self, completion: Completion, news: News) -> None:
-        history = completion.request.history
-        history.num_prefix_cached_tokens = news.num_cached_tokens
-        history.num_preemptions = news.num_preemptions
-        history.scheduled_time = news.scheduled_time
-        history.num_draft_tokens = news.num_draft_tokens
-        history.num_accepted_tokens = news.num_accepted_tokens
-        completion.weight_version = news.weight_version
+        facts = news.facts
+        completion.request.history = RunHistory(
+            facts.scheduled_time,
+            facts.num_preemptions,
+            facts.num_cached_tokens,
+            facts.num_draft_tokens,
+            facts.num_accepted_tokens,
+        )
+        completion.weight_version = facts.weight_version
         if news.embedding:
             self._group.take_readout(POOLED, np.frombuffer(news.embedding, np.float32), 0)
         if self._prompt_logprobs is not None:

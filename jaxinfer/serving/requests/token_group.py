@@ -35,7 +35,7 @@ none is copied, and each is a plain tuple."""
 
 
 class RunFacts(NamedTuple):
-    """What an output says of its request beside tokens; seldom another than in the output before."""
+    """What an output says of its request beside tokens; seldom other than in the one before."""
 
     num_cached_tokens: int
     num_preemptions: int
