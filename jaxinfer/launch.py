@@ -105,11 +105,7 @@ def _main(argv: list[str]) -> int:
 
 
 def _target(flags: argparse.Namespace) -> Target:
-    """The address of the server.
-
-    Raises:
-        ValueError: programs can't reach it.
-    """
+    """The address of the server."""
     if flags.uds is not None or flags.port == 0:
         raise ValueError("the programs need a port that is known; leave out --uds and --port 0")
     host: str = flags.host
@@ -128,12 +124,7 @@ def _expected(flags: argparse.Namespace, target: Target) -> ServedName:
 
 
 def _served(flags: argparse.Namespace, target: Target) -> ServedName:
-    """The model that the server has.
-
-    Raises:
-        ValueError: it has another one than the flags ask for, or refuses.
-        OSError: it does not answer.
-    """
+    """The model that the server has."""
     listed = get_json(target, "/v1/models")
     try:
         models = {each["id"]: each.get("max_model_len") for each in listed["data"]}

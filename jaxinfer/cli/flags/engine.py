@@ -62,11 +62,7 @@ def engine_arguments(namespace: argparse.Namespace) -> dict[str, Any]:
 
 
 def _size(text: str) -> int:
-    """A number of tokens, as vLLM writes it: 32k is 32,000 and 32K is 32,768.
-
-    Raises:
-        argparse.ArgumentTypeError: it is no number.
-    """
+    """A number of tokens, as vLLM writes it: 32k is 32,000 and 32K is 32,768."""
     if text in ("auto", "-1"):
         raise argparse.ArgumentTypeError("leave the flag out to have what fits")
     try:

@@ -66,11 +66,7 @@ def _start(arguments: Sequence[str], log: IO[bytes]) -> subprocess.Popen[bytes]:
 
 
 def _wait(target: Target, process: subprocess.Popen[bytes] | None, log: IO[bytes] | None) -> None:
-    """Return when the server takes requests.
-
-    Raises:
-        ValueError: it has ended.
-    """
+    """Return when the server takes requests; ValueError if it ends before."""
     while (status := health(target)) != 200:
         ended = process is None and status is None
         if ended or (process is not None and process.poll() is not None):

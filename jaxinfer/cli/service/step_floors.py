@@ -14,12 +14,8 @@ def step_floors(
     chip = find_chip(device_kind)
     if chip is None:
         return None
-    cost = model_cost(shape_of(config), bytes_per_value)
     return StepFloors(
-        weight_bytes=cost.weight_bytes,
-        kv_bytes_per_token=cost.kv_bytes_per_token,
-        flops_per_token=cost.layer_flops_per_token,
-        flops_per_pair=cost.attention_flops_per_pair,
+        cost=model_cost(shape_of(config), bytes_per_value),
         bytes_per_s=num_devices * chip.bytes_per_s,
         flops_per_s=num_devices * chip.flops_per_s,
     )

@@ -79,11 +79,7 @@ def read_file(directory: Path, name: str, most_bytes: int) -> bytes:
 
 
 def read_text(directory: Path, name: str, most_bytes: int) -> str:
-    """`read_file` as UTF-8 text.
-
-    Raises:
-        ModelLoadError: as `read_file`, or it is not UTF-8.
-    """
+    """`read_file` as UTF-8 text, of which ModelLoadError says if it is none."""
     try:
         return read_file(directory, name, most_bytes).decode("utf-8")
     except UnicodeDecodeError as error:
@@ -91,11 +87,7 @@ def read_text(directory: Path, name: str, most_bytes: int) -> str:
 
 
 def read_json(directory: Path, name: str, most_bytes: int) -> dict[str, Any]:
-    """The JSON object in a file of a model directory.
-
-    Raises:
-        ModelLoadError: as `read_file`, or it is not a JSON object.
-    """
+    """The JSON object in a small file, from `read_file`; ModelLoadError if it is none."""
     content = read_file(directory, name, most_bytes)
     try:
         value = json.loads(content)

@@ -63,9 +63,6 @@ class PromptReader:
         Args:
             limits: the number of last tokens to keep of each prompt; None keeps all.
             num_outputs: room for generated tokens that each prompt must leave.
-
-        Raises:
-            TypeError, ValueError: as `read`.
         """
         encoded = iter(self._encode_texts(parts, limits, num_outputs))
         checked = []

@@ -210,11 +210,7 @@ class TokenGroup:
 
 
 def _check(scores: TokenScores, num_top: int) -> None:
-    """Check that a step's scores have the requested log-probabilities.
-
-    Raises:
-        RuntimeError: the step did not compute the requested log-probabilities.
-    """
+    """RuntimeError if a step's scores lack the requested log-probabilities."""
     if scores.logprobs is None:
         raise RuntimeError("log-probabilities were asked for, but the step computed none")
     if num_top and (scores.top_ids is None or scores.top_logprobs is None):

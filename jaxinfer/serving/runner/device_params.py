@@ -52,11 +52,7 @@ def given_dtype(params: Mapping[str, Any]) -> jnp.dtype:
 def describe_params(
     params: Mapping[str, Any], config: ModelConfig, mesh: Mesh, rules: ShardingRules
 ) -> dict[str, Any]:
-    """The required tree: ``jax.ShapeDtypeStruct`` with shardings, in the dtype of `params`.
-
-    Raises:
-        ValueError: as `given_dtype`.
-    """
+    """The required tree: ``jax.ShapeDtypeStruct`` with shardings, in the dtype of `params`."""
     return abstract_params(config, given_dtype(params), mesh, rules)
 
 

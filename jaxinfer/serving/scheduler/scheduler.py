@@ -3,6 +3,7 @@
 import functools
 from collections.abc import Callable, Iterable
 
+from jaxinfer.config import PreemptionMode
 from jaxinfer.errors import CapacityError
 from jaxinfer.serving.requests.draft_record import DraftCounts
 from jaxinfer.serving.requests.request import NO_LIMITS, Request
@@ -14,7 +15,7 @@ from jaxinfer.serving.scheduler.multi_step import ONE_STEP, MultiStep, plan_mult
 from jaxinfer.serving.scheduler.request_queues import RequestQueues
 from jaxinfer.serving.scheduler.requeueing import Requeueing
 from jaxinfer.serving.scheduler.schedule import Schedule
-from jaxinfer.serving.scheduler.settings import PreemptionMode, check_settings
+from jaxinfer.serving.scheduler.settings import check_settings
 from jaxinfer.serving.scheduler.speculation import NO_DRAFTS, Speculation, SpeculativePlanner
 from jaxinfer.serving.scheduler.step_planner import StepPlanner
 from jaxinfer.serving.scheduler.step_updates import StepUpdates
