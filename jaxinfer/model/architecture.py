@@ -182,11 +182,7 @@ def _abstract_dense(
 
 
 def architecture_of(config: ModelConfig) -> Architecture:
-    """The architecture that a config names.
-
-    Raises:
-        ValueError: no family has that name; the message lists the names.
-    """
+    """The architecture that a config names; ValueError if no family has the name."""
     family = family_of(config.model_type)
     if family.architecture is None:
         return dense_decoder(family.layer_kinds)

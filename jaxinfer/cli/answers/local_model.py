@@ -31,11 +31,7 @@ class LocalModel:
 
     @property
     def tokenizer(self) -> "Tokenizer":
-        """The engine's tokenizer.
-
-        Raises:
-            ValueError: it has none.
-        """
+        """The engine's tokenizer; ValueError if it has none."""
         if self._llm.tokenizer is None:
             raise ValueError(
                 "the model has no tokenizer, and a command needs one: give --tokenizer"

@@ -17,11 +17,7 @@ _PERCENTILES = (50, 90, 99)
 
 
 def parse_slos(texts: Sequence[str]) -> dict[str, float]:
-    """Service level objectives such as "ttft:500", in milliseconds.
-
-    Raises:
-        ValueError: another name, or no positive number.
-    """
+    """Service level objectives such as "ttft:500", in milliseconds; else ValueError."""
     slos = {}
     for text in texts:
         name, _, value = text.partition(":")

@@ -32,11 +32,7 @@ def given(namespace: argparse.Namespace, names: frozenset[str]) -> dict[str, obj
 
 
 def json_object(text: str) -> dict[str, Any]:
-    """A flag's JSON object.
-
-    Raises:
-        argparse.ArgumentTypeError: it is none.
-    """
+    """A flag's JSON object; ArgumentTypeError if it is none."""
     try:
         value = json.loads(text)
     except ValueError as error:
@@ -62,11 +58,7 @@ def comma_separated_integers(text: str) -> list[int]:
 
 
 def positive_integer(text: str) -> int:
-    """Parse an integer that is at least 1.
-
-    Raises:
-        argparse.ArgumentTypeError: it is not.
-    """
+    """An integer that is at least 1; else ArgumentTypeError."""
     try:
         (number,) = comma_separated_integers(text)
     except (argparse.ArgumentTypeError, ValueError):

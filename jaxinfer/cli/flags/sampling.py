@@ -53,10 +53,6 @@ def sampling_arguments(namespace: argparse.Namespace) -> dict[str, Any]:
 
 
 def check_sampling(fields: Mapping[str, Any]) -> None:
-    """Check sampling fields as far as they can be without a model.
-
-    Raises:
-        TypeError, ValueError: see `SamplingParams`.
-    """
+    """Check sampling fields without a model, by the errors of `SamplingParams`."""
     given: dict[str, Any] = {"max_tokens": None, **fields}
     SamplingParams(**given)

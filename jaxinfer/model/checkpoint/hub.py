@@ -81,11 +81,7 @@ def hub_cause(error: Exception, revision: str | None) -> str:
 
 
 def gguf_file(model: str | Path) -> Path | None:
-    """The path of a model that is named as a GGUF file, else None.
-
-    Raises:
-        ModelLoadError: there is no such file.
-    """
+    """The path of a model named as a GGUF file, else None; ModelLoadError if it is missing."""
     path = Path(model).expanduser()
     if path.suffix.lower() != ".gguf" or path.is_dir():
         return None
@@ -95,11 +91,7 @@ def gguf_file(model: str | Path) -> Path | None:
 
 
 def refuse_gguf(model: str | Path) -> None:
-    """Say what to do with a GGUF file where a model directory is wanted.
-
-    Raises:
-        ModelLoadError: it is one, or would be.
-    """
+    """Raise ModelLoadError, with the fix, for a GGUF file in place of a model directory."""
     if (file := gguf_file(model)) is not None:
         raise ModelLoadError(
             f"{file}: a GGUF file; convert it first: jaxinfer convert {file} DIRECTORY"

@@ -51,11 +51,7 @@ class Removal:
     _directories: tuple[Path, ...]
 
     def execute(self) -> None:
-        """Remove it.
-
-        Raises:
-            ModelLoadError: something of it can't be removed.
-        """
+        """Remove it; ModelLoadError if something of it can't be removed."""
         if self._strategy is not None:
             self._strategy.execute()  # logs what fails
         else:

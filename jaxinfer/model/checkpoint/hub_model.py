@@ -130,11 +130,7 @@ def check_runs(model: HubModel) -> str:
 
 
 def check_disk_space(model: HubModel) -> None:
-    """Compare what is to be fetched with the disk of the cache.
-
-    Raises:
-        ModelLoadError: there is less room; says how much.
-    """
+    """Raise ModelLoadError if the disk of the cache has too little room for what is fetched."""
     from huggingface_hub import constants
 
     cache = Path(constants.HF_HUB_CACHE).expanduser().absolute()

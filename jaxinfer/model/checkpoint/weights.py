@@ -194,11 +194,7 @@ def _sound_shards(
 
 
 def check_sound(sound: Mapping[str, list[jax.Array]], where: Mapping[str, str]) -> None:
-    """Raise for the first parameter that is not sound.
-
-    Raises:
-        ModelLoadError: names the file and the tensor.
-    """
+    """Raise ModelLoadError for the first parameter that is not sound, naming file and tensor."""
     for path, ok in jax.device_get(dict(sound)).items():
         if not all(ok):
             what = "scales that are not positive numbers" if is_scale(path) else "NaN or infinity"

@@ -57,11 +57,7 @@ class Trace(NamedTuple):
 
 
 def find_trace(directory: Path) -> Path:
-    """The newest trace below a directory.
-
-    Raises:
-        ValueError: there is none.
-    """
+    """The newest trace below a directory; ValueError if there is none."""
     files = sorted(directory.rglob("*.xplane.pb"), key=lambda file: file.stat().st_mtime)
     if not files:
         raise ValueError(f"no trace (*.xplane.pb) in {directory}")

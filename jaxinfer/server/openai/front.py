@@ -86,11 +86,7 @@ class Front:
         """Number of requests being served."""
 
     def check_model(self, name: str | None) -> None:
-        """Refuse a name that is not served.
-
-        Raises:
-            ApiError: 404.
-        """
+        """Raise an ApiError 404 for a name that is not served."""
         served = self.settings.served_model_names
         if name is not None and name not in served:
             known = ", ".join(served)

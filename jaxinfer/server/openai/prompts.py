@@ -43,11 +43,7 @@ class Prompts:
 
     @property
     def tokenizer(self) -> Tokenizer:
-        """The tokenizer.
-
-        Raises:
-            ApiError: 400: there is none.
-        """
+        """The tokenizer; ApiError 400 if there is none."""
         if self.reader.tokenizer is None:
             raise invalid("this model is served without a tokenizer; send token ids")
         return self.reader.tokenizer

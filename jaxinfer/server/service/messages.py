@@ -201,29 +201,17 @@ def encode(message: ToEngine | ToFrontEnd) -> bytes:
 
 
 def decode_to_engine(data: bytes) -> ToEngine:
-    """A front end's message.
-
-    Raises:
-        ValueError: it is none.
-    """
+    """A front end's message; ValueError if it is none."""
     return _to_engine.decode(data)
 
 
 def decode_to_front_end(data: bytes) -> ToFrontEnd:
-    """An engine's message.
-
-    Raises:
-        ValueError: it is none.
-    """
+    """An engine's message; ValueError if it is none."""
     return _to_front_end.decode(data)
 
 
 async def read_frame(reader: asyncio.StreamReader) -> bytes | None:
-    """The next message's bytes; None at the end of the stream.
-
-    Raises:
-        ValueError: it is longer than any message.
-    """
+    """The next message's bytes, None at the end; ValueError if it is longer than any message."""
     try:
         length = int.from_bytes(await reader.readexactly(_LENGTH_BYTES), "little")
         if length > _MAX_FRAME_BYTES:

@@ -101,11 +101,7 @@ class RemoteRequest:
         self.end("error", str(error))
 
     async def next_output(self) -> RequestOutput:
-        """The next output, as soon as there is something new.
-
-        Raises:
-            Exception: the reason of a refusal.
-        """
+        """The next output, as soon as there is something new, or a refusal's error."""
         while True:
             await self._has_news.wait()
             self._has_news.clear()

@@ -93,11 +93,7 @@ class TokenCompletion:
         self._num_top = request.params.logprobs
 
     def extend(self, token_ids: Sequence[int], scores: TokenScores, row: int) -> None:
-        """Add the new tokens of the step's `row`.
-
-        Raises:
-            RuntimeError: the step did not compute the requested log-probabilities.
-        """
+        """Add the new tokens of the step's `row`; RuntimeError without their scores."""
         # Between two outputs there is one step, but for rare ones: nothing is copied.
         self.new_token_ids = [*self.new_token_ids, *token_ids] if self.new_token_ids else token_ids
         if self._num_top is not None and token_ids:

@@ -94,11 +94,7 @@ class BlockPool:
         return blocks
 
     def free(self, blocks: list[int]) -> None:
-        """Give back a sequence's blocks, listed in order of position.
-
-        Raises:
-            RuntimeError: a block is not held.
-        """
+        """Give back a sequence's blocks, by position; RuntimeError if one is not held."""
         self.num_frees += 1
         self.index.settle()
         num_holders, indexed = self._num_holders, self.index.content_of_block

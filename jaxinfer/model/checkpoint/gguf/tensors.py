@@ -55,11 +55,7 @@ class LazyTensor:
     on_read: Callable[[int], None] = field(default=lambda num_bytes: None, compare=False)
 
     def __array__(self, dtype: object = None, copy: object = None) -> np.ndarray:
-        """The values, rounded to nearest.
-
-        Raises:
-            ModelLoadError: some are not finite.
-        """
+        """The values, rounded to nearest; ModelLoadError if some are not finite."""
         values = _dequantized(self.file, self.source, self.dtype)
         self.on_read(self.source.num_bytes)
         if not np.isfinite(values).all():
@@ -72,11 +68,7 @@ class LazyTensor:
 
 
 def tree_paths(header: GgufHeader) -> dict[str, GgufTensor]:
-    """The file's tensors by paths in the parameter tree.
-
-    Raises:
-        ModelLoadError: one is no part of a dense decoder; names it.
-    """
+    """The file's tensors by paths in the tree; ModelLoadError names a foreign one."""
     return {
         _path(name, header): tensor
         for name, tensor in header.tensors.items()

@@ -31,11 +31,7 @@ class PageFile:
 
 @functools.cache
 def page_file(path: str) -> PageFile:
-    """The file at a URL path.
-
-    Raises:
-        KeyError: no file has that path.
-    """
+    """The file at a URL path; KeyError if no file has that path."""
     name = PAGE_PATHS[path]
     content = (_STATIC / name).read_bytes()
     digest = hashlib.sha256(content).hexdigest()[:32]

@@ -97,11 +97,7 @@ class RequestFields(DrawFields, ClientFields):
     )
 
     def check_together(self) -> None:
-        """Refuse fields that contradict each other.
-
-        Raises:
-            ApiError: 400; names one of them.
-        """
+        """Refuse fields that contradict each other by an ApiError 400 that names one."""
         if self.stream_options is not None and not self.stream:
             raise invalid("stream_options goes with stream: true", "stream_options")
 
