@@ -71,11 +71,7 @@ def _run(arguments: argparse.Namespace) -> int:
 
 
 def _rate(text: str) -> float | None:
-    """Arrivals a second; None for "inf".
-
-    Raises:
-        argparse.ArgumentTypeError: it is no positive number.
-    """
+    """Arrivals a second; None for "inf"."""
     try:
         rate = float(text)
     except ValueError:

@@ -86,13 +86,7 @@ def _default_max_tokens(llm: "LLM") -> int:
 def _converse(
     model: "LocalModel | ServedModel", arguments: "argparse.Namespace", sampling: dict[str, Any]
 ) -> None:
-    """Read and answer until the user leaves.
-
-    Args:
-        model: answers.
-        arguments: of the command.
-        sampling: the command's own defaults.
-    """
+    """Read and answer until the user leaves."""
     from jaxinfer.cli.conversation import Conversation
     from jaxinfer.cli.engine import speaking_of_flags
     from jaxinfer.cli.terminal import prepare_line_editing, read_message

@@ -12,11 +12,7 @@ MAX_INT32 = 2**31 - 1
 
 @functools.cache
 def instead_of_vllm(kind: str) -> Mapping[str, str]:
-    """What to write in place of vLLM's names that have no meaning here.
-
-    Args:
-        kind: a table of `assets/vllm_names.toml`.
-    """
+    """What to write in place of vLLM's names, by `kind`, a table of `assets/vllm_names.toml`."""
     file = importlib.resources.files("jaxinfer") / "assets" / "vllm_names.toml"
     table = tomllib.loads(file.read_text("utf-8"))[kind]
     return {name: text for text, names in table.items() for name in names.split()}

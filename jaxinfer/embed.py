@@ -98,12 +98,7 @@ def _run(arguments: "argparse.Namespace") -> int:
 
 
 def _read(arguments: "argparse.Namespace") -> "list[PromptLine]":
-    """The texts, once the place of their vectors is free.
-
-    Raises:
-        ValueError: the output exists, or a line is no text.
-        OSError: the file can't be read.
-    """
+    """The texts, once the place of their vectors is free."""
     from jaxinfer.cli.prompts import read_prompts
 
     output = Path(arguments.output)
@@ -146,11 +141,7 @@ def _write_new(
     lines: "list[PromptLine]",
     outputs: "list[EmbeddingOutput]",
 ) -> None:
-    """Write a file that does not exist yet: all of it or nothing.
-
-    Raises:
-        OSError: it exists by now, or can't be written.
-    """
+    """Write a file that does not exist yet: all of it or nothing; OSError if it does by now."""
     data = content(lines, outputs)
     with path.open("xb") as file:
         try:

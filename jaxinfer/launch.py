@@ -56,7 +56,6 @@ class LaunchArguments(NamedTuple):
     """A command line in its parts.
 
     Attributes:
-        program: name of the agent.
         only_print: start nothing.
         quiet: do not say that a server is started.
         for_server: the options of `jaxinfer serve`, as they were written.
@@ -106,11 +105,7 @@ def _main(argv: list[str]) -> int:
 
 
 def _target(flags: argparse.Namespace) -> Target:
-    """The address of the server.
-
-    Raises:
-        ValueError: programs can't reach it.
-    """
+    """The address of the server."""
     if flags.uds is not None or flags.port == 0:
         raise ValueError("the programs need a port that is known; leave out --uds and --port 0")
     host: str = flags.host
@@ -129,12 +124,7 @@ def _expected(flags: argparse.Namespace, target: Target) -> ServedName:
 
 
 def _served(flags: argparse.Namespace, target: Target) -> ServedName:
-    """The model that the server has.
-
-    Raises:
-        ValueError: it has another one than the flags ask for, or refuses.
-        OSError: it does not answer.
-    """
+    """The model that the server has."""
     listed = get_json(target, "/v1/models")
     try:
         models = {each["id"]: each.get("max_model_len") for each in listed["data"]}

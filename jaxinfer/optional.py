@@ -7,12 +7,7 @@ from jaxinfer.errors import MissingPackageError
 
 
 def import_optional(module: str, *, needed_by: str, install: str) -> Any:
-    """A module of a package that jaxinfer does without.
-
-    Args:
-        module: its full name.
-        needed_by: what can't be done without it; begins the message.
-        install: what pip installs.
+    """A module of a package that jaxinfer does without; `needed_by` begins the error.
 
     Raises:
         MissingPackageError: the package, or one that it needs, is not installed.

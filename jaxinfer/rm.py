@@ -54,11 +54,7 @@ def _run(arguments: "argparse.Namespace") -> int:
 
 
 def _is_confirmed(removal: "Removal") -> bool:
-    """Ask at the terminal.
-
-    Raises:
-        ValueError: standard input is none.
-    """
+    """Ask at the terminal; ValueError if standard input is none."""
     from jaxinfer.cli.answers.statistics import count
     from jaxinfer.model.checkpoint.byte_sizes import size_text
 

@@ -72,10 +72,6 @@ _MAY_BE_NONE = frozenset(
 def check_fields(params: Any, put: Put) -> None:
     """Check every field of `SamplingParams`, alone and together.
 
-    Args:
-        params: the parameters, as their caller gave them.
-        put: stores a field.
-
     Raises:
         TypeError: a field has the wrong type.
         ValueError: a field is outside its range or two fields contradict each other.

@@ -11,6 +11,7 @@ import yaml
 
 from jaxinfer import serve
 from jaxinfer.config import EngineConfig
+from jaxinfer.planning.cost import ModelCost
 from jaxinfer.server.telemetry.telemetry import Telemetry
 from jaxinfer.server.telemetry.utilization import StepFloors
 from jaxinfer.serving.engine.metrics import RequestCounts
@@ -20,10 +21,13 @@ from tests.server.telemetry.scrape import samples
 DEPLOY = Path(__file__).parent.parent / "deploy"
 DASHBOARD = json.loads((DEPLOY / "grafana" / "jaxinfer.json").read_text())
 FLOORS = StepFloors(
-    weight_bytes=1,
-    kv_bytes_per_token=1,
-    flops_per_token=1,
-    flops_per_pair=1,
+    cost=ModelCost(
+        weight_bytes=1,
+        kv_bytes_per_token=1,
+        layer_flops_per_token=1,
+        head_flops_per_token=0,
+        attention_flops_per_pair=1,
+    ),
     bytes_per_s=1.0,
     flops_per_s=1.0,
 )

@@ -33,7 +33,6 @@ class Conversation:
     """The messages so far and the settings of the next answer.
 
     Attributes:
-        system: the system message, if any.
         turns: messages of user and assistant, alternating, the user first.
         sampling: `SamplingParams` fields that differ from the model's defaults.
         thinking: ask the template for thinking or for none; None leaves it to the template.
@@ -57,10 +56,7 @@ class Conversation:
         ]
 
     def run_slash_command(self, line: str) -> str | None:
-        """Carry out a line that begins with "/".
-
-        Returns:
-            The message for the user, or None if they want to leave.
+        """Carry out a line that begins with "/"; a message, or None if the user wants to leave.
 
         Raises:
             ValueError: no such command or setting, or a value that does not parse or is out of its

@@ -50,12 +50,7 @@ def speaking_of_flags() -> Iterator[None]:
 def open_engine(
     arguments: argparse.Namespace, defaults: Mapping[str, Any], *, quiet: bool
 ) -> Iterator["LLM"]:
-    """An engine for a ``with`` block.
-
-    Args:
-        arguments: the command's, whose engine flags win over `defaults`.
-        defaults: the command's own choices.
-        quiet: no progress, no note about Ctrl-C.
+    """An engine for a ``with`` block; the command's flags win over its `defaults`.
 
     Raises:
         ValueError: the engine refuses an argument; the message names its flag. Or the command

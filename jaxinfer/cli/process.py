@@ -27,10 +27,6 @@ _OUT_OF_MEMORY = ("RESOURCE_EXHAUSTED", "out of memory", "Out of memory", "OUT_O
 def run_command(name: str, body: Callable[[], int]) -> int:
     """Run a command's body and turn its exceptions into one line and an exit status.
 
-    Args:
-        name: the command, for the error line ("generate").
-        body: does the work; returns an exit status.
-
     Returns:
         The body's status; 1 after a user's error (one line on stderr), 130 after Ctrl-C, 141 when
         the reader of stdout went away. Other errors are bugs and propagate with their

@@ -26,7 +26,6 @@ class PromptLine:
     """One prompt to continue.
 
     Attributes:
-        text: the prompt.
         where: its name in errors, for example "prompts.jsonl:3".
         id: the user's name for it, repeated in its answer; None without one.
         sampling: `SamplingParams` fields for this prompt alone.

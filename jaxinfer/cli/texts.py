@@ -11,10 +11,6 @@ def checked_text(text: str, name: str) -> str:
     Python decodes arguments and input so that bytes that are not UTF-8 become lone surrogates, and
     JSON can spell them out; neither is text.
 
-    Args:
-        text: perhaps with lone surrogates.
-        name: its name in the error, for example "standard input".
-
     Raises:
         ValueError: it has some; names the place of the first.
     """
@@ -26,11 +22,7 @@ def checked_text(text: str, name: str) -> str:
 
 
 def text_argument(text: str) -> str:
-    """The `type` of a flag that takes text for the model.
-
-    Raises:
-        argparse.ArgumentTypeError: it is not UTF-8.
-    """
+    """The `type` of a flag that takes text; ArgumentTypeError if it is not UTF-8."""
     try:
         return checked_text(text, "the value")
     except ValueError as error:
@@ -53,11 +45,7 @@ def decode_file(data: bytes, name: str) -> str:
 
 
 def read_standard_input() -> str:
-    """All of standard input.
-
-    Raises:
-        ValueError: it is closed, or not UTF-8.
-    """
+    """All of standard input; ValueError if it is closed or not UTF-8."""
     stream = sys.stdin
     if stream is None:
         raise ValueError("standard input is closed; give the prompt with -p TEXT")

@@ -24,12 +24,7 @@ _HEALTH_CHECK_TIMEOUT_S = 120.0  # the engine's thread may hold the interpreter 
 
 
 class Replica:
-    """An engine and the HTTP application in front of it, in the process of a Ray actor.
-
-    Args:
-        engine_args: of `AsyncLLM`.
-        settings: of the HTTP application.
-    """
+    """An engine and the HTTP application in front of it, in the process of a Ray actor."""
 
     async def __init__(self, engine_args: Mapping[str, Any], settings: ServerSettings) -> None:
         from jaxinfer.serving.async_llm import AsyncLLM  # JAX, which a head node does not need

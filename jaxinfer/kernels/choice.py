@@ -17,12 +17,7 @@ _MAX_GROUP_SIZE = 16
 
 @dataclass(frozen=True)
 class Ranking:
-    """The implementations as measured on one kind of GPU.
-
-    Attributes:
-        order: the fastest first.
-        evidence: the file in benchmarks/results with the measurement.
-    """
+    """The implementations as measured on one kind of GPU, the fastest first, and their record."""
 
     order: tuple[Backend, ...]
     evidence: str

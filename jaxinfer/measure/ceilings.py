@@ -18,11 +18,7 @@ _CPU_ROWS, _GPU_ROWS = 512, 8192
 
 
 def measure_peak(dtype: str) -> dict[str, Any]:
-    """Speeds of the first device, as the fields of `jaxinfer.profiling.rows.Peak`.
-
-    Args:
-        dtype: of the product.
-    """
+    """Speeds of the first device, as the fields of `jaxinfer.profiling.rows.Peak`."""
     device = jax.devices()[0]
     num_bytes, rows = array_bytes(device), matrix_rows(device)
     array = jnp.ones((num_bytes // 4 // 1024, 1024), jnp.float32)

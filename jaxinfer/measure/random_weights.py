@@ -28,7 +28,6 @@ def build_engine(model_shape: str | None, arguments: dict[str, Any]) -> "LLM":
     Args:
         model_shape: a name of `SERVED_SHAPES`, filled with random weights made on the device, or
             None to load what `arguments` name.
-        arguments: engine arguments as `LLM` takes them.
     """
     from jaxinfer import LLM
 
@@ -38,12 +37,7 @@ def build_engine(model_shape: str | None, arguments: dict[str, Any]) -> "LLM":
 
 
 def random_weights(model_shape: str, arguments: dict[str, Any]) -> dict[str, Any]:
-    """The arguments of `LLM` for a model of random weights: params, config and mesh.
-
-    Args:
-        model_shape: a name of `SERVED_SHAPES`.
-        arguments: engine arguments as `LLM` takes them.
-    """
+    """The arguments of `LLM` for a model of random weights: params, config and mesh."""
     settings = EngineConfig(**arguments)
     config = shape_config(model_shape)
     # On a CPU, speed is measured in float32, the dtype served there.
@@ -54,16 +48,10 @@ def random_weights(model_shape: str, arguments: dict[str, Any]) -> dict[str, Any
 
 
 def random_params(config: ModelConfig, dtype: str, mesh: Mesh, seed: int = 0) -> dict[str, Any]:
-    """Parameters whose matrices are normal with deviation 0.02, norms one and biases zero.
+    """Parameters sharded as the engine's: normal matrices of deviation 0.02, norms 1, biases 0.
 
     Each leaf is its own small program, compiled once per shape: a single one for a whole model
     takes longer to compile than the benchmark to run, and holds float32 temporaries of it all.
-
-    Args:
-        config: the model's shape.
-        dtype: of every leaf.
-        mesh: leaves get the engine's shardings on it.
-        seed: seed of the values.
     """
     described = abstract_params(config, dtype, mesh)
     leaves, structure = jax.tree_util.tree_flatten_with_path(described)

@@ -19,13 +19,7 @@ Timing = dict[str, Any]
 
 
 def time_steps(llm: "LLM", prompts: list[list[int]], run: str) -> list[Timing]:
-    """The median step of each kind in some batches, after others that warm up.
-
-    Args:
-        llm: the engine.
-        prompts: token ids, all at once.
-        run: their name in the report.
-    """
+    """The median step of each kind in some batches, named `run`, after others that warm up."""
     from jaxinfer.profiling.host_time import StepTime, timings
 
     count = _TIMED_READS if _pools(llm) else TIMED_TOKENS

@@ -4,6 +4,7 @@ Steps, samplers and loaders ask it for every part of a model, and import no fami
 What of a family needs no device, its config.json above all, is in `jaxinfer.model.families`.
 """
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
@@ -138,6 +139,7 @@ class Architecture:
     overlapped_layer: OverlappedLayer | None = None
 
 
+@functools.cache
 def dense_decoder(
     layer_kinds: Callable[[ModelConfig], tuple[LayerKind, ...]],
 ) -> Architecture:
@@ -180,12 +182,11 @@ def _abstract_dense(
 
 
 def architecture_of(config: ModelConfig) -> Architecture:
-    """The architecture that a config names.
-
-    Raises:
-        ValueError: no family has that name; the message lists the names.
-    """
-    return family_of(config.model_type).architecture()
+    """The architecture that a config names; ValueError if no family has the name."""
+    family = family_of(config.model_type)
+    if family.architecture is None:
+        return dense_decoder(family.layer_kinds)
+    return family.architecture()
 
 
 def activation_dtype(params: Params) -> jnp.dtype:

@@ -8,11 +8,7 @@ _LARGEST_NUMBER = 1e9
 
 
 def whole_number(name: str, value: Any, smallest: int, largest: int) -> int:
-    """``value`` if it is an int (no bool) within the bounds.
-
-    Raises:
-        ValueError: it is not.
-    """
+    """``value`` if it is an int (no bool) within the bounds; else ValueError."""
     if isinstance(value, bool) or not isinstance(value, int) or not smallest <= value <= largest:
         raise ValueError(
             f"{name} must be a whole number from {smallest} to {largest}, got {show(value)}"
@@ -21,11 +17,7 @@ def whole_number(name: str, value: Any, smallest: int, largest: int) -> int:
 
 
 def positive(name: str, value: Any) -> float:
-    """``value`` as a float if it is a number above 0 and below a billion.
-
-    Raises:
-        ValueError: it is not.
-    """
+    """``value`` as a float if it is a number above 0 and below a billion; else ValueError."""
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
     if not is_number or not 0 < value < _LARGEST_NUMBER:
         raise ValueError(f"{name} must be a positive number below 1e9, got {show(value)}")
@@ -33,11 +25,7 @@ def positive(name: str, value: Any) -> float:
 
 
 def flag(name: str, value: Any) -> bool:
-    """``value`` if it is true or false.
-
-    Raises:
-        ValueError: it is not.
-    """
+    """``value`` if it is true or false; else ValueError."""
     if not isinstance(value, bool):
         raise ValueError(f"{name} must be true or false, got {show(value)}")
     return value

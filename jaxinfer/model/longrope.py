@@ -95,11 +95,7 @@ class LongRopeScaling:
         return replace(self, is_long=max_model_len > self.original_max_position_embeddings)
 
     def check_dimensions(self, rotary_dim: int) -> None:
-        """Raise unless there is a factor for each rotating pair.
-
-        Raises:
-            ValueError: names the list.
-        """
+        """Raise ValueError unless there is a factor for each rotating pair."""
         for name in _LISTS:
             length = len(getattr(self, name))
             if length != rotary_dim // 2:

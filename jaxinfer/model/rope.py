@@ -17,11 +17,6 @@ def cos_sin(
 ) -> tuple[Float[Array, "*batch D"], Float[Array, "*batch D"]]:
     """Cosine and sine of every position's rotation angles (https://arxiv.org/abs/2104.09864).
 
-    Args:
-        positions: absolute positions in tokens.
-        config: gives D, theta and the scaling.
-        dtype: the model's dtype.
-
     Returns:
         Two arrays, computed in float32 (a scaling's factor included) and rounded to ``dtype``
         as Hugging Face does. Dimension ``i`` and ``i + D / 2`` form a pair and share an angle.
@@ -60,11 +55,6 @@ def rope_frequencies(
     head_dim: int, theta: float, scaling: AnyRopeScaling | None
 ) -> tuple[np.ndarray, float]:
     """Radians a position for each pair of dimensions, and the factor on cos and sin.
-
-    Args:
-        head_dim: D, even.
-        theta: base of the geometric series of wavelengths.
-        scaling: what changes the series; None for the plain one.
 
     Returns:
         float32 ``[D / 2]`` and a number (1 without scaling). The series is rounded where Hugging

@@ -212,10 +212,7 @@ class Llama3RopeScaling:
 
     @classmethod
     def from_hf(cls, mapping: Mapping[str, Any]) -> "Llama3RopeScaling":
-        """Read Hugging Face's ``rope_scaling`` / ``rope_parameters`` of type ``llama3``.
-
-        Args:
-            mapping: the JSON object without its type and ``rope_theta``.
+        """Read ``rope_scaling`` / ``rope_parameters`` of type llama3, less type and ``rope_theta``.
 
         Raises:
             ValueError: a key is unknown or missing, or a value impossible.
@@ -259,9 +256,7 @@ def scaling_from_hf(
     """A scaling of one of `SUPPORTED_ROPE_TYPES` but "default".
 
     Args:
-        kind: its ``rope_type``.
         mapping: the JSON object without that and ``rope_theta``.
-        max_position_embeddings: the model's.
 
     Raises:
         ValueError: a key is unknown or missing, or a value impossible.

@@ -114,14 +114,7 @@ def check_divisible(config: ModelConfig, num_devices: int) -> None:
 def param_spec(
     axes: Sequence[str], config: ModelConfig, rules: ShardingRules, num_devices: int
 ) -> PartitionSpec:
-    """Partition of one parameter from its logical axes.
-
-    Args:
-        axes: logical axis of each dimension.
-        config: decides whether key/value heads can be split.
-        rules: logical to mesh axes.
-        num_devices: N, size of the mesh axis that key/value heads go on.
-    """
+    """Partition of one parameter from its logical axes."""
     whole = (
         {"head_dim"} if config.num_key_value_heads % num_devices == 0 else {"head_dim", "kv_heads"}
     )

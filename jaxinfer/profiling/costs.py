@@ -15,12 +15,7 @@ _LOGIT_BYTES = 4
 
 
 class Cost(NamedTuple):
-    """Least bytes moved and operations done.
-
-    Attributes:
-        num_bytes: read and written.
-        flops: operations; 2 for each product and addition of a matrix product.
-    """
+    """Least bytes moved and operations done: 2 for each product and addition of a product."""
 
     num_bytes: float
     flops: float
@@ -40,14 +35,7 @@ NOTHING = Cost(0.0, 0.0)
 def step_costs(
     shape: ModelShape, dtype: str, facts: StepFacts, num_devices: int = 1
 ) -> dict[str, Cost]:
-    """Each part's cost in a step, by its name in `PARTS`, on each of the devices.
-
-    Args:
-        shape: the model.
-        dtype: of weights, activations, keys and values.
-        facts: the step.
-        num_devices: N, devices that the model is split over; every part counts as split evenly.
-    """
+    """Each part's cost in a step, by its name in `PARTS`, on each of N devices, split evenly."""
     total: dict[str, Cost] = {}
     for inner in range(facts.num_steps):
         context = facts.context_tokens + inner * facts.rows

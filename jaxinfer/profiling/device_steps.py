@@ -14,12 +14,7 @@ _FORWARD = ("jit_prefill", "jit_decode", *_WITH_SAMPLER)
 
 
 class PartEvent(NamedTuple):
-    """A kernel that ran, with the part of the model that it belongs to.
-
-    Attributes:
-        event: as traced.
-        part: of `PARTS`, or `OTHER`.
-    """
+    """A kernel that ran, with the part of the model that it belongs to."""
 
     event: KernelEvent
     part: str
@@ -29,7 +24,6 @@ class DeviceStep(NamedTuple):
     """A step as the device ran it, from the first to the last kernel of its programs.
 
     Attributes:
-        facts: as it was launched.
         kernels: in the order of their beginnings; never empty. Copies between host and device that
             follow the last kernel of a program are among them, but not in the step's time.
     """
@@ -82,7 +76,6 @@ def device_steps(
     Args:
         steps: the steps, in the order of their launches.
         kernels: in the order of their beginnings.
-        programs: the programs that the steps launched.
     """
     found: list[list[KernelEvent]] = []
     runs: dict[tuple[str, int], int] = {}

@@ -4,12 +4,7 @@ from collections.abc import Sequence
 
 
 def share_text(share: float, digits: int = 0) -> str:
-    """A share as a percentage, such as "50%"; ">99%" and "<1%" where rounding would say 100% or 0%.
-
-    Args:
-        share: 1 is all; it may be more.
-        digits: after the point.
-    """
+    """A share as a percentage, such as "50%"; ">99%" and "<1%" where rounding says 100% or 0%."""
     text, step = f"{share:.{digits}%}", 10**-digits
     if share < 1 and text == f"{1:.{digits}%}":
         return f">{100 - step:.{digits}f}%"
@@ -22,7 +17,6 @@ def aligned(rows: Sequence[Sequence[str]], *, left: int = 1, last_left: bool = F
     """The lines of a table, without white space at their ends.
 
     Args:
-        rows: of equal length, the titles among them.
         left: number of leading columns that are aligned to the left.
         last_left: whether the last column is aligned to the left, too.
     """

@@ -44,11 +44,7 @@ class Recording(NamedTuple):
 
 
 def read_report(directory: str | Path, **facts: Any) -> ProfileReport:
-    """The report of a profile's recording.
-
-    Args:
-        directory: of the profile.
-        facts: replacements for the recording's facts of the engine; see `make_report`.
+    """The report of a profile's recording; `facts` replace those of the engine in it.
 
     Raises:
         ValueError: there is no recording, or no step was recorded.
@@ -96,9 +92,6 @@ def make_report(
     Args:
         recording: the engine's facts: "title", "model", "dtype", "device", "platform",
             "num_devices", "peak", and perhaps "notes", and "timings" of the same steps unrecorded.
-        steps: as the device ran them.
-        hosts: the steps as the host saw them.
-        programs: the programs that the steps launched.
     """
     peak = None if recording.get("peak") is None else Peak(**recording["peak"])
     shape = ModelShape.from_values(recording["model"])

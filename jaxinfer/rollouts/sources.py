@@ -43,11 +43,9 @@ class Assignment(NamedTuple):
 
     Attributes:
         target: the engine's path.
-        source: its path and transformation.
         path: the source's, for this layer.
         layer: its index among stacked layers.
         axis: of stacked layers; None if they are not stacked.
-        num_layers: of the model.
     """
 
     target: str
@@ -60,11 +58,6 @@ class Assignment(NamedTuple):
 
 def check_source(each: Assignment, leaves: Leaves, like: jax.ShapeDtypeStruct) -> None:
     """Check that a source exists, with the model's number of layers and the right shape.
-
-    Args:
-        each: the parameter.
-        leaves: the trainer's, from `leaves_by_path`.
-        like: the engine's shape and dtype.
 
     Raises:
         ValueError: names paths and shapes, or both numbers of layers.

@@ -63,13 +63,7 @@ _ERRORS: dict[int | str, dict[str, Any]] = {
 def create_app(
     engine: EngineClient, settings: ServerSettings, *, telemetry: Telemetry | None = None
 ) -> FastAPI:
-    """An ASGI application that serves one engine; it neither starts nor ends the engine.
-
-    Args:
-        engine: takes the requests.
-        settings: this front end's settings.
-        telemetry: makes `/metrics`; left out, one of its own.
-    """
+    """An ASGI application for one engine, which it neither starts nor ends, and its `/metrics`."""
     front = Front(engine, settings, telemetry or Telemetry(settings.model_name))
 
     @contextlib.asynccontextmanager

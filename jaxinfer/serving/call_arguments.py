@@ -13,12 +13,7 @@ from jaxinfer.serving.startup.loading import Loaded, say
 
 
 class CallArguments:
-    """Makes requests from callers' arguments to one engine; says once which defaults it uses.
-
-    Args:
-        config: says whether anything is shown.
-        loaded: has the model's defaults and the checks.
-    """
+    """Makes requests from callers' arguments to one engine; says once which defaults it uses."""
 
     def __init__(self, config: EngineConfig, loaded: Loaded) -> None:
         self._config = config
@@ -42,10 +37,7 @@ class CallArguments:
         """The request of a single prompt.
 
         Args:
-            prompt: as a caller gave it.
             params: its parameters, or None for the model's defaults.
-            priority: an integer.
-            label: the caller's name for it, if any.
             prefill_only: nothing is sampled, so that the prompt may fill the model's length.
             pooled: nothing is sampled, and its output has the vector of its last token.
             answer: how its text is read.
@@ -78,7 +70,6 @@ class CallArguments:
         """The requests of a call; prompts are cut as their parameters say.
 
         Args:
-            prompts: as a caller gave them.
             params: one for all, one for each, or None for the model's defaults.
             priorities: an integer for all, or one for each; None is 0 for all.
 
@@ -142,7 +133,6 @@ class CallArguments:
 
         Args:
             given: None for the model's defaults, one for all, or a sequence with one for each.
-            count: how many prompts there are.
 
         Raises:
             TypeError: something is not a `SamplingParams`.

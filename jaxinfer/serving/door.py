@@ -15,14 +15,7 @@ from jaxinfer.startup_report import StartupReport, StartUpTimes
 
 
 class Door:
-    """What is known of a running engine.
-
-    Args:
-        handle: of the engine.
-
-    Attributes:
-        weights: swaps the weights.
-    """
+    """What is known of a running engine."""
 
     def __init__(self, handle: Handle) -> None:
         self._handle = handle

@@ -30,9 +30,6 @@ class Handle:
         close_tokenizer: whether the tokenizer ends with the engine.
 
     Attributes:
-        config: as given.
-        loaded: as given.
-        settings: as given.
         arguments: checks what calls are given.
         recording: what is being recorded of the engine.
         profiler: records what the process does; ends with the engine.

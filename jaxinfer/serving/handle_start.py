@@ -43,15 +43,7 @@ def start_handle(
     process_id: int | None = None,
     **engine_args: Any,
 ) -> Handle:
-    """A running engine.
-
-    Args:
-        owner: the class that the user called, for messages.
-        model: as in `LLM`, like all that follow.
-
-    Raises:
-        Exception: as `LLM`.
-    """
+    """A running engine, as `LLM` takes its arguments and raises; messages name its `owner`."""
     check_mapping(mapping)
     if mapping is not None and (params is None or config is None):
         raise ValueError("mapping goes with params and config: it is how params become those")

@@ -21,11 +21,7 @@ from jaxinfer.serving.recording.step_timer import StepTimer
 
 
 class Profiles:
-    """What `LLM.profiles` is.
-
-    Args:
-        handle: of the engine.
-    """
+    """What `LLM.profiles` is."""
 
     def __init__(self, handle: Handle) -> None:
         self._handle = handle

@@ -23,9 +23,6 @@ class Profiler:
     """At most one recording at a time, which ends with its engine; JAX allows one a process.
 
     All methods are for the engine's thread.
-
-    Args:
-        recording: shared with the engine's other recorders, so that one runs at a time.
     """
 
     def __init__(self, recording: OneRecording) -> None:
@@ -36,9 +33,6 @@ class Profiler:
 
     def start(self, directory: str | os.PathLike[str]) -> None:
         """Begin to record all that happens, until `stop`.
-
-        Args:
-            directory: takes the recording; it is made if it does not exist.
 
         Raises:
             TypeError: it is no path.
@@ -63,8 +57,6 @@ class Profiler:
         """Record the steps that a schedule names; it ends by itself, or with `stop`.
 
         Args:
-            directory: as in `start`.
-            schedule: which steps.
             engines: one, whose steps are counted.
             facts: of the engine, JSON-like, for the report.
 
@@ -87,10 +79,7 @@ class Profiler:
         self._directory, self._facts = path, facts
 
     def stop(self) -> Path | None:
-        """End the recording and write it.
-
-        Returns:
-            The directory, if steps were recorded of which `ProfileReport.read` can tell.
+        """End the recording and write it; its directory if it is of steps, for a report.
 
         Raises:
             RuntimeError: none is running, or the trace failed.

@@ -16,7 +16,7 @@ from jaxinfer.kernels.attention.pages import Pages
 from jaxinfer.kernels.matmul.op import begin
 from jaxinfer.kernels.norms.xla import _rotate, _write
 from jaxinfer.kernels.policy import XLA
-from jaxinfer.model.architecture import abstract_params, architecture_of, dense_decoder
+from jaxinfer.model.architecture import abstract_params, architecture_of
 from jaxinfer.model.families import qwen3
 from jaxinfer.model.families.table import FAMILIES
 from jaxinfer.model.layer_kind import LayerKind
@@ -118,12 +118,7 @@ def mixed(monkeypatch):
     def layer_kinds(config):
         return tuple(kinds[i % 3 == 2] for i in range(config.num_hidden_layers))
 
-    def architecture():
-        return dense_decoder(layer_kinds)
-
-    family = dataclasses.replace(
-        qwen3.FAMILY, layer_kinds=layer_kinds, architecture=functools.cache(architecture)
-    )
+    family = dataclasses.replace(qwen3.FAMILY, layer_kinds=layer_kinds)
     monkeypatch.setitem(FAMILIES, "mixed", family)
     return dataclasses.replace(CONFIG, model_type="mixed", num_hidden_layers=6)
 

@@ -7,10 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxinfer import ModelConfig, forward
+from jaxinfer import ModelConfig, forward, init_params
 from jaxinfer.model.checkpoint.parameter_names import flatten, tensor_name, unflatten
 from jaxinfer.model.checkpoint.weights import load_params, save_params
-from jaxinfer.model.families.table import family_of
 from jaxinfer.planning.operations import count_parameters, weight_bytes_per_device
 from jaxinfer.planning.shapes import shape_of
 from jaxinfer.rollouts.mapping import ParamsMapping
@@ -135,8 +134,4 @@ def config_of(variant):
 
 
 def _init(config):
-    return (
-        family_of(config.model_type)
-        .architecture()
-        .init_params(config, jax.random.key(0), "float32")
-    )
+    return init_params(config, jax.random.key(0), "float32")

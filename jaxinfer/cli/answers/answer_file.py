@@ -9,15 +9,7 @@ from jaxinfer.cli.prompts import PromptLine
 
 
 def open_answers(path: Path, lines: Sequence[PromptLine], *, resume: bool) -> tuple[TextIO, int]:
-    """Open a file to write answers to.
-
-    Args:
-        path: the file.
-        lines: all prompts of the run.
-        resume: continue after the answers in the file.
-
-    Returns:
-        The file, open at its end, and the number of prompts that are answered in it.
+    """Open a file for answers, at its end; returns the number of prompts answered in it, too.
 
     Raises:
         ValueError: it is a directory or device, it is not empty and `resume` is False, or it

@@ -12,10 +12,6 @@ def json_line(record: Mapping[str, Any], encoding: str = "utf-8") -> str:
     Characters that some programs take for a line break (U+0085, U+2028), control characters of
     terminals, and lone surrogates are written as ``\uXXXX``; other letters stay readable where the
     stream is UTF-8.
-
-    Args:
-        record: JSON-like values; strings may hold anything.
-        encoding: of the stream that it goes to.
     """
     if codecs.lookup(encoding).name != "utf-8":
         return json.dumps(record)

@@ -31,11 +31,7 @@ class LocalModel:
 
     @property
     def tokenizer(self) -> "Tokenizer":
-        """The engine's tokenizer.
-
-        Raises:
-            ValueError: it has none.
-        """
+        """The engine's tokenizer; ValueError if it has none."""
         if self._llm.tokenizer is None:
             raise ValueError(
                 "the model has no tokenizer, and a command needs one: give --tokenizer"
@@ -117,13 +113,7 @@ class LocalModel:
         return Stopwatch(self._llm)
 
     def cut_reason(self, request: LocalRequest, answer: Answer, *, setting: str) -> str | None:
-        """The reason why an answer was cut, and what to change; None if the model ended it itself.
-
-        Args:
-            request: the request.
-            answer: the complete answer.
-            setting: the user's setting of the maximum number of tokens, for example "--max-tokens".
-        """
+        """Why an answer was cut, and what `setting` to change; None if the model ended it."""
         if answer.finish_reason != "length":
             return None
         most = request.params.max_tokens

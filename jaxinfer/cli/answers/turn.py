@@ -23,8 +23,6 @@ def take_turn(
 
     Args:
         conversation: gets both messages, unless Ctrl-C comes before anything is said.
-        line: the user's message.
-        answer: filled in while `pieces` runs.
         pieces: pairs of a flag, True for text that is known to be thinking, and the text; closed at
             the end.
         inside: the prompt has opened the tag of thinking already.

@@ -67,10 +67,7 @@ class Share:
     """The requests of one process, ready to be sent.
 
     Attributes:
-        target: the server.
-        requests: HTTP requests, in order.
         arrivals: seconds from the load's start until each is due.
-        max_concurrency: requests under way at most; None for any number.
     """
 
     target: Target
@@ -79,11 +76,7 @@ class Share:
     max_concurrency: int | None
 
     async def send(self, start: float) -> list[StreamRecord]:
-        """Send each request when it is due, and wait for all answers.
-
-        Args:
-            start: when the load begins, on `time.monotonic`'s clock.
-        """
+        """Send each request when due, from `start` (`time.monotonic`) on; wait for all answers."""
         records = [StreamRecord(start + arrival) for arrival in self.arrivals]
         slots = asyncio.Semaphore(self.max_concurrency or len(records) or 1)
 
@@ -114,10 +107,8 @@ class LoadResult:
     """The results of a load.
 
     Attributes:
-        records: one for each request, in their order.
         start: when it began, on `time.monotonic`'s clock.
         cpu_s: processor seconds that the client took.
-        num_processes: processes that sent the requests.
     """
 
     records: list[StreamRecord]

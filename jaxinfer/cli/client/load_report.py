@@ -17,11 +17,7 @@ _PERCENTILES = (50, 90, 99)
 
 
 def parse_slos(texts: Sequence[str]) -> dict[str, float]:
-    """Service level objectives such as "ttft:500", in milliseconds.
-
-    Raises:
-        ValueError: another name, or no positive number.
-    """
+    """Service level objectives such as "ttft:500", in milliseconds; else ValueError."""
     slos = {}
     for text in texts:
         name, _, value = text.partition(":")
@@ -58,12 +54,6 @@ def measure_server(
 ) -> dict[str, Any]:
     """Send a load to a server, after one request that must succeed; JSON-like figures.
 
-    Args:
-        target: the server.
-        load: the requests to send.
-        slos: as in `load_report`.
-        num_processes: the client's processes.
-
     Raises:
         ValueError: the server refuses the first request.
         RuntimeError: a process of the client ended before its time.
@@ -80,8 +70,6 @@ def load_report(load: Load, result: LoadResult, slos: Mapping[str, float]) -> di
     """All figures of a load as JSON-like values.
 
     Args:
-        load: the load that was sent.
-        result: its results.
         slos: milliseconds at most, by names of `SLO_NAMES`; a request counts for goodput if it
             meets all of them.
     """

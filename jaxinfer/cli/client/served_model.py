@@ -25,12 +25,7 @@ class ServedRequest(NamedTuple):
 
 
 class ServedModel:
-    """Answers prompts with a running server.
-
-    Args:
-        target: the server.
-        name: the model's name on the server.
-    """
+    """Answers prompts with a running server."""
 
     when_stopped = ""
 

@@ -127,14 +127,7 @@ class _Stream(asyncio.Protocol):
 async def stream_completion(
     target: Target, request: bytes, record: StreamRecord, *, timeout_s: float = 3600.0
 ) -> None:
-    """Send a streamed completion request and store its events' times in `record`.
-
-    Args:
-        target: the server.
-        request: `Target.request` of POST /v1/completions, with ``stream``.
-        record: gets times, counts and errors; nothing is raised for a server's fault.
-        timeout_s: seconds for the whole request.
-    """
+    """Send a streamed completion request; times, counts and a server's faults go to `record`."""
     loop = asyncio.get_running_loop()
     ended: asyncio.Future[None] = loop.create_future()
     record.sent = time.monotonic()

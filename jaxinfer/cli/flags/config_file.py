@@ -17,8 +17,6 @@ def with_config_file(
     """The command line with the flags of its --config file before the others, which win.
 
     Args:
-        argv: the command line.
-        parser: the command's parser.
         foreign: flags that the command does not have and refuses itself.
 
     Raises:
@@ -69,11 +67,7 @@ def _read_yaml(file: str) -> dict[str, Any]:
 
 
 def _read_text(file: str) -> str:
-    """Read a file's text, up to a limit, as a device may have no end.
-
-    Raises:
-        ValueError: it is too long, or no text.
-    """
+    """Read a file's text, up to a limit, as a device may have no end."""
     with open(file, "rb") as opened:
         data = opened.read(_MOST_BYTES + 1)
     if len(data) > _MOST_BYTES:
@@ -91,11 +85,7 @@ def _as_words(
     known: Mapping[str, argparse.Action],
     foreign: Collection[str],
 ) -> list[str]:
-    """A flag of the file as words of a command line.
-
-    Raises:
-        ValueError: no flag has such a value.
-    """
+    """A flag of the file as words of a command line."""
     action = known.get(name)
     if value is None:
         raise ValueError(f"{file}: {name} has no value")

@@ -34,10 +34,6 @@ def add_engine_flags(
     """Add one flag for each field of `EngineConfig` (a command's `--quiet` sets show_progress).
 
     The flags of `flags/process.py` are added too.
-
-    Args:
-        parser: the command's.
-        defaults: the command's own defaults, by field, as --help shows them.
     """
     group = parser.add_argument_group("model")
     for name in (field.name for field in dataclasses.fields(EngineConfig)):
@@ -66,11 +62,7 @@ def engine_arguments(namespace: argparse.Namespace) -> dict[str, Any]:
 
 
 def _size(text: str) -> int:
-    """A number of tokens, as vLLM writes it: 32k is 32,000 and 32K is 32,768.
-
-    Raises:
-        argparse.ArgumentTypeError: it is no number.
-    """
+    """A number of tokens, as vLLM writes it: 32k is 32,000 and 32K is 32,768."""
     if text in ("auto", "-1"):
         raise argparse.ArgumentTypeError("leave the flag out to have what fits")
     try:

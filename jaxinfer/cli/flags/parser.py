@@ -9,13 +9,7 @@ from jaxinfer.cli.process import USAGE
 
 
 class CommandParser(argparse.ArgumentParser):
-    """An ArgumentParser named `jaxinfer NAME` that reports a mistake in one line.
-
-    Args:
-        name: the command's name.
-        description: the command's purpose, shown by --help.
-        epilog: examples, shown as written after the options.
-    """
+    """An ArgumentParser named `jaxinfer NAME` that reports a mistake in one line."""
 
     def __init__(self, name: str, description: str, epilog: str = "") -> None:
         super().__init__(
@@ -38,11 +32,7 @@ def given(namespace: argparse.Namespace, names: frozenset[str]) -> dict[str, obj
 
 
 def json_object(text: str) -> dict[str, Any]:
-    """A flag's JSON object.
-
-    Raises:
-        argparse.ArgumentTypeError: it is none.
-    """
+    """A flag's JSON object; ArgumentTypeError if it is none."""
     try:
         value = json.loads(text)
     except ValueError as error:
@@ -68,11 +58,7 @@ def comma_separated_integers(text: str) -> list[int]:
 
 
 def positive_integer(text: str) -> int:
-    """Parse an integer that is at least 1.
-
-    Raises:
-        argparse.ArgumentTypeError: it is not.
-    """
+    """An integer that is at least 1; else ArgumentTypeError."""
     try:
         (number,) = comma_separated_integers(text)
     except (argparse.ArgumentTypeError, ValueError):

@@ -31,12 +31,7 @@ SAMPLING_FIELDS = frozenset(_FLAGS)
 
 
 def add_sampling_flags(parser: argparse.ArgumentParser, *, max_tokens: int | str) -> None:
-    """Add the sampling flags; the defaults are the model's own.
-
-    Args:
-        parser: the command's.
-        max_tokens: the command's own default, for --help.
-    """
+    """Add the sampling flags; defaults are the model's own, but for the command's `max_tokens`."""
     group = parser.add_argument_group("sampling (defaults are the model's)")
     shown = {"max_tokens": str(max_tokens), "min_tokens": "0"}
     for name, flags in _FLAGS.items():
@@ -58,10 +53,6 @@ def sampling_arguments(namespace: argparse.Namespace) -> dict[str, Any]:
 
 
 def check_sampling(fields: Mapping[str, Any]) -> None:
-    """Check sampling fields as far as they can be without a model.
-
-    Raises:
-        TypeError, ValueError: see `SamplingParams`.
-    """
+    """Check sampling fields without a model, by the errors of `SamplingParams`."""
     given: dict[str, Any] = {"max_tokens": None, **fields}
     SamplingParams(**given)

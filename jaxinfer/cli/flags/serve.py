@@ -139,7 +139,6 @@ def service_settings(arguments: argparse.Namespace, address: str) -> dict[str, d
     """The flags' fields of `ServerSettings`, `ConnectionLimits` and `ServiceLimits`, as JSON.
 
     Args:
-        arguments: of the command.
         address: that the server listens on. Without a key, a page of another site could reach a
             server that only this machine can: its name may lead to 127.0.0.1 by the time that its
             script runs.
@@ -214,11 +213,7 @@ def _check_names(arguments: argparse.Namespace) -> None:
 
 
 def _host(text: str) -> str:
-    """An address or a name; Python would take an empty one for all addresses.
-
-    Raises:
-        argparse.ArgumentTypeError: it is neither.
-    """
+    """An address or a name; Python would take an empty one for all addresses."""
     if not re.fullmatch(r"[0-9A-Za-z._:%-]+", text):
         raise argparse.ArgumentTypeError(
             f"expected an address or a name, got {text!r}; 0.0.0.0 listens on all addresses"
@@ -250,11 +245,7 @@ def _seconds(text: str) -> float:
 
 
 def _metrics_prefix(text: str) -> str:
-    """A prefix that Prometheus takes.
-
-    Raises:
-        argparse.ArgumentTypeError: Prometheus takes no such prefix.
-    """
+    """A prefix that Prometheus takes."""
     if text and not re.fullmatch(r"[a-zA-Z_:][a-zA-Z0-9_:]*", text):
         raise argparse.ArgumentTypeError(
             f"expected letters, digits, '_' and ':', no digit first, got {text!r}"

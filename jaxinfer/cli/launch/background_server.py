@@ -22,11 +22,6 @@ _LAST_BYTES = 4096
 def running_server(target: Target, arguments: Sequence[str], *, quiet: bool) -> Iterator[None]:
     """Have a server at an address: if none answers there, one that ends with the block.
 
-    Args:
-        target: the address.
-        arguments: of `jaxinfer serve`.
-        quiet: do not say that one is started.
-
     Raises:
         ValueError: something else answers there, or the server does not start; says why.
     """
@@ -71,11 +66,7 @@ def _start(arguments: Sequence[str], log: IO[bytes]) -> subprocess.Popen[bytes]:
 
 
 def _wait(target: Target, process: subprocess.Popen[bytes] | None, log: IO[bytes] | None) -> None:
-    """Return when the server takes requests.
-
-    Raises:
-        ValueError: it has ended.
-    """
+    """Return when the server takes requests; ValueError if it ends before."""
     while (status := health(target)) != 200:
         ended = process is None and status is None
         if ended or (process is not None and process.poll() is not None):

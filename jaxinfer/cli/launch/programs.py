@@ -13,7 +13,6 @@ class ServedName:
 
     Attributes:
         url: of the server, without a path.
-        name: of the model.
         key: the server's; any text where it needs none.
         max_model_len: most tokens of a conversation; None if it is not known yet.
     """
@@ -39,12 +38,7 @@ class Settings:
 
 @dataclass(frozen=True)
 class Program:
-    """A coding agent.
-
-    Attributes:
-        settings: for a model of a server.
-        install: the command that installs it.
-    """
+    """A coding agent: its settings for a model of a server, and the command that installs it."""
 
     settings: Callable[[ServedName], Settings]
     install: str

@@ -22,12 +22,7 @@ _MODULE = "jaxinfer.cli.profiling.stage"
 
 
 def run_stages(argv: Sequence[str], directory: Path) -> int:
-    """Run the processes that the arguments ask for; returns the first status that is not 0.
-
-    Args:
-        argv: the command's.
-        directory: of the profile; it is there.
-    """
+    """Run the processes that the arguments ask for; returns the first status that is not 0."""
     status = run_stage("as_always", argv)
     if status != 0 or read_result(directory)["platform"] != "gpu":
         return status

@@ -11,12 +11,7 @@ from typing import Any
 
 
 class ChildProcess:
-    """A running child; of one event loop.
-
-    Args:
-        name: its name in messages.
-        process: the process, with its standard input and output piped.
-    """
+    """A running child; of one event loop."""
 
     def __init__(self, name: str, process: asyncio.subprocess.Process) -> None:
         self.name = name

@@ -22,7 +22,6 @@ def make_app(
     """The ASGI application in front of an engine.
 
     Args:
-        llm: the engine.
         settings: fields of `ServerSettings`; lists stand for tuples.
         monitoring: `directory` for the counts of all front ends, `prefix` of metrics, and whether
             there is an `access_log`.

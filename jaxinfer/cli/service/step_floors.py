@@ -10,23 +10,12 @@ from jaxinfer.server.telemetry.utilization import StepFloors
 def step_floors(
     config: ModelConfig, device_kind: str, *, bytes_per_value: int = 2, num_devices: int = 1
 ) -> StepFloors | None:
-    """The floors of one replica's steps, or None if the device's speeds were not measured.
-
-    Args:
-        config: the model's shape.
-        device_kind: as JAX names the devices.
-        bytes_per_value: of weights, keys and values.
-        num_devices: chips that a replica is split over.
-    """
+    """The floors of one replica's steps on its devices; None if their speeds were not measured."""
     chip = find_chip(device_kind)
     if chip is None:
         return None
-    cost = model_cost(shape_of(config), bytes_per_value)
     return StepFloors(
-        weight_bytes=cost.weight_bytes,
-        kv_bytes_per_token=cost.kv_bytes_per_token,
-        flops_per_token=cost.layer_flops_per_token,
-        flops_per_pair=cost.attention_flops_per_pair,
+        cost=model_cost(shape_of(config), bytes_per_value),
         bytes_per_s=num_devices * chip.bytes_per_s,
         flops_per_s=num_devices * chip.flops_per_s,
     )

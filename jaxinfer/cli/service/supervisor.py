@@ -29,9 +29,6 @@ class ServicePlan:
     """The processes to start.
 
     Attributes:
-        engine: settings of the engine's process.
-        front_end: settings of each front end's.
-        num_front_ends: number of front ends.
         listener: takes connections; all front ends share it.
         shutdown_timeout: seconds for requests to end before they are aborted.
         announcement: printed when requests are taken; empty for nothing.

@@ -25,7 +25,6 @@ def contained_file(directory: Path, name: str, named_by: Path) -> Path:
     only such links may leave it.
 
     Args:
-        directory: of the model.
         name: relative path, possibly written by a stranger.
         named_by: where the name was found, for messages.
 
@@ -61,11 +60,6 @@ def has_file(directory: Path, name: str) -> bool:
 def read_file(directory: Path, name: str, most_bytes: int) -> bytes:
     """Content of a small file of a model directory.
 
-    Args:
-        directory: of the model.
-        name: relative path.
-        most_bytes: a larger file is refused without being read.
-
     Raises:
         ModelLoadError: it leads outside, is missing, too large or no regular file, or can't be
             read; one line that names it.
@@ -85,11 +79,7 @@ def read_file(directory: Path, name: str, most_bytes: int) -> bytes:
 
 
 def read_text(directory: Path, name: str, most_bytes: int) -> str:
-    """`read_file` as UTF-8 text.
-
-    Raises:
-        ModelLoadError: as `read_file`, or it is not UTF-8.
-    """
+    """`read_file` as UTF-8 text, of which ModelLoadError says if it is none."""
     try:
         return read_file(directory, name, most_bytes).decode("utf-8")
     except UnicodeDecodeError as error:
@@ -97,11 +87,7 @@ def read_text(directory: Path, name: str, most_bytes: int) -> str:
 
 
 def read_json(directory: Path, name: str, most_bytes: int) -> dict[str, Any]:
-    """The JSON object in a file of a model directory.
-
-    Raises:
-        ModelLoadError: as `read_file`, or it is not a JSON object.
-    """
+    """The JSON object in a small file, from `read_file`; ModelLoadError if it is none."""
     content = read_file(directory, name, most_bytes)
     try:
         value = json.loads(content)

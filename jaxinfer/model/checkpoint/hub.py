@@ -67,12 +67,7 @@ def is_hub_id(name: str) -> bool:
 
 
 def hub_cause(error: Exception, revision: str | None) -> str:
-    """Why the hub gave no model, in one line.
-
-    Args:
-        error: what a function of huggingface_hub raised.
-        revision: the one that was asked for.
-    """
+    """Why the hub gave no model, in one line."""
     from huggingface_hub import constants, errors
 
     if isinstance(error, errors.GatedRepoError):
@@ -90,11 +85,7 @@ def hub_cause(error: Exception, revision: str | None) -> str:
 
 
 def gguf_file(model: str | Path) -> Path | None:
-    """The path of a model that is named as a GGUF file, else None.
-
-    Raises:
-        ModelLoadError: there is no such file.
-    """
+    """The path of a model named as a GGUF file, else None; ModelLoadError if it is missing."""
     path = Path(model).expanduser()
     if path.suffix.lower() != ".gguf" or path.is_dir():
         return None
@@ -104,11 +95,7 @@ def gguf_file(model: str | Path) -> Path | None:
 
 
 def refuse_gguf(model: str | Path) -> None:
-    """Say what to do with a GGUF file where a model directory is wanted.
-
-    Raises:
-        ModelLoadError: it is one, or would be.
-    """
+    """Raise ModelLoadError, with the fix, for a GGUF file in place of a model directory."""
     if (file := gguf_file(model)) is not None:
         raise ModelLoadError(
             f"{file}: a GGUF file; convert it first: jaxinfer convert {file} DIRECTORY"

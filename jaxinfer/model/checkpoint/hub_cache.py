@@ -17,13 +17,10 @@ class CachedModel:
     """A revision of a model in the cache.
 
     Attributes:
-        name: the hub id.
-        commit: the commit of the revision.
         refs: branches and tags that name it; they may be none.
         num_bytes: size of its files; revisions may share some.
         last_used: when one of its files was last read, in seconds since 1970, as far as the file
             system keeps such times.
-        directory: of the snapshot.
         family: the family that runs it; None if none does.
         obstacle: why none runs it; None if one does.
     """
@@ -43,7 +40,6 @@ class Removal:
     """What is to be removed from the cache.
 
     Attributes:
-        name: the model's hub id.
         commits: of the revisions; empty for what a broken download left.
         num_bytes: what it frees.
     """
@@ -55,11 +51,7 @@ class Removal:
     _directories: tuple[Path, ...]
 
     def execute(self) -> None:
-        """Remove it.
-
-        Raises:
-            ModelLoadError: something of it can't be removed.
-        """
+        """Remove it; ModelLoadError if something of it can't be removed."""
         if self._strategy is not None:
             self._strategy.execute()  # logs what fails
         else:
@@ -86,7 +78,6 @@ def find_removal(name: str, revision: str | None = None) -> Removal:
     """What removing a model, or one revision of it, would remove.
 
     Args:
-        name: its hub id.
         revision: a branch, a tag, or a commit or its beginning; None is all of the model.
 
     Raises:

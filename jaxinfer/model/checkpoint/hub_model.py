@@ -18,13 +18,7 @@ from jaxinfer.model.hf_overrides import decoder_config
 
 @dataclass(frozen=True)
 class HubFile:
-    """A file of a model on the hub.
-
-    Attributes:
-        name: its path in the repository.
-        num_bytes: its size.
-        is_cached: whether the local cache holds its content.
-    """
+    """A file of a model on the hub."""
 
     name: str
     num_bytes: int
@@ -38,7 +32,6 @@ class HubModel:
     Attributes:
         name: the hub id, such as "Qwen/Qwen3-0.6B".
         revision: the branch, tag or commit that was asked for; None is the main branch.
-        commit: the commit that it is at.
         licence: by the model card, such as "apache-2.0"; None if the card names none.
         files: those that an engine reads.
         others: names of all other files.
@@ -71,7 +64,6 @@ def find_on_hub(name: str, revision: str | None = None) -> HubModel:
     """Ask the hub about a model; no file is downloaded.
 
     Args:
-        name: its hub id.
         revision: branch, tag or commit; None is the main branch.
 
     Raises:
@@ -138,11 +130,7 @@ def check_runs(model: HubModel) -> str:
 
 
 def check_disk_space(model: HubModel) -> None:
-    """Compare what is to be fetched with the disk of the cache.
-
-    Raises:
-        ModelLoadError: there is less room; says how much.
-    """
+    """Raise ModelLoadError if the disk of the cache has too little room for what is fetched."""
     from huggingface_hub import constants
 
     cache = Path(constants.HF_HUB_CACHE).expanduser().absolute()
@@ -156,17 +144,10 @@ def check_disk_space(model: HubModel) -> None:
 
 
 def download(model: HubModel, fetches: Callable[[HubFile], None] = lambda _: None) -> Path:
-    """Fetch a model into Hugging Face's cache; files that are there are kept.
+    """Fetch a model's missing files into Hugging Face's cache; `fetches` is told of each before.
 
     The branch or tag of the cache moves to the new commit only when all files are there, so that
     until then an older snapshot is found by its name.
-
-    Args:
-        model: as found.
-        fetches: called with each file before it is fetched.
-
-    Returns:
-        The directory of the snapshot.
 
     Raises:
         ModelLoadError: a file can't be had, or not be written; one line.

@@ -33,7 +33,6 @@ def restore(directory: str | Path, expected: Mapping[str, Any]) -> dict[str, Any
     """Read ``<directory>/orbax`` into the dtypes and shardings of ``expected``.
 
     Args:
-        directory: a model directory.
         expected: tree of ``modules.abstract_params``; leaves without sharding go to JAX's default
             device.
 

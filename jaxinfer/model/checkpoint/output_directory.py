@@ -22,15 +22,7 @@ def check_destination(destination: Path) -> None:
 
 
 def check_space(destination: Path, needed: int) -> None:
-    """Refuse a disk that is too small.
-
-    Args:
-        destination: a directory to be made; the one above it exists.
-        needed: bytes of the weights.
-
-    Raises:
-        OSError: fewer are free.
-    """
+    """Raise OSError if a disk has fewer bytes than needed."""
     free = shutil.disk_usage(destination.resolve().parent).free
     if needed > free:
         raise OSError(

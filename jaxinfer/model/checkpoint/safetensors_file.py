@@ -42,9 +42,7 @@ class TensorEntry:
     """Where one tensor lies.
 
     Attributes:
-        file: the file that holds it.
         dtype: NumPy's, or one of `ml_dtypes`.
-        shape: in elements.
         offset: of its first byte, from the start of the file.
     """
 

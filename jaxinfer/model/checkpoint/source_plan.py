@@ -30,8 +30,6 @@ class Tensor:
     """What a plan expects of a tensor in the files.
 
     Attributes:
-        name: in the files.
-        shape: in elements.
         dtypes: names of those that it may have.
     """
 
@@ -69,7 +67,6 @@ def one_tensor_each(
     """The plan of files that hold a tensor for each leaf.
 
     Args:
-        shapes: of the leaves, by path.
         names: of the files' tensors; a backbone that was saved alone has no prefix "model.".
         tensor_name: from a path to a name.
     """
@@ -84,13 +81,7 @@ def one_tensor_each(
 def cut_from(
     plan: SourcePlan, shapes: Mapping[str, Shape], fused: Mapping[str, tuple[str, ...]]
 ) -> SourcePlan:
-    """A plan whose projections are rows of fused tensors.
-
-    Args:
-        plan: of files that would hold a tensor for each.
-        shapes: of the leaves, by path.
-        fused: names of the projections that are the rows of a tensor, in order, by its own name.
-    """
+    """A plan whose projections are rows of `fused` tensors: by a tensor's name, theirs in order."""
     cut = dict(plan)
     for whole, parts in fused.items():
         for path in (each for each in plan if each.rpartition(".")[2] == parts[0]):
@@ -105,11 +96,6 @@ def cut_from(
 
 def check_plan(plan: SourcePlan, entries: Mapping[str, Any], directory: Path) -> None:
     """Compare a plan with the files' headers.
-
-    Args:
-        plan: of all leaves.
-        entries: the files' `TensorEntry`, by name.
-        directory: for messages.
 
     Raises:
         ModelLoadError: a tensor is missing, foreign, or of another shape or dtype; names the first.

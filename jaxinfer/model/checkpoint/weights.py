@@ -98,12 +98,6 @@ def read_leaves(
 ) -> dict[str, jax.Array]:
     """Read the leaves of a checked plan onto devices, one after the other.
 
-    Args:
-        plan: passed by `check_plan`.
-        described: shape, dtype and sharding of each leaf, by path.
-        entries: of the files, by name.
-        progress: as of `load_params`.
-
     Raises:
         ModelLoadError: a leaf holds NaN or infinity; names the tensor.
     """
@@ -207,15 +201,7 @@ def _sound_shards(
 
 
 def check_sound(sound: Mapping[str, list[jax.Array]], where: Mapping[str, str]) -> None:
-    """Raise for the first parameter that is not sound.
-
-    Args:
-        sound: ``are_sound`` of each parameter, by path.
-        where: file and tensor that each came from, for the message.
-
-    Raises:
-        ModelLoadError: names the file and the tensor.
-    """
+    """Raise ModelLoadError for the first parameter that is not sound, naming file and tensor."""
     for path, ok in jax.device_get(dict(sound)).items():
         if not all(ok):
             what = "scales that are not positive numbers" if is_scale(path) else "NaN or infinity"

@@ -26,7 +26,8 @@ class Family:
         read_config: ``(object of config.json) -> arguments of ModelConfig``, without `model_type`.
             It raises ValueError, which names the field, for what it can't read or run.
         layer_kinds: ``(config) -> kind of each layer``, in order.
-        architecture: what computes it; called when it is first needed, and may import JAX.
+        architecture: what computes it; called when it is first needed, and may import JAX. None is
+            a `dense_decoder` of these kinds.
         with_layers: ``(config, indices) -> config`` of a model with these layers alone, by which
             the memory of a step is found out; by default as many layers as there are indices.
         write_config: ``(config, fields) -> object of config.json``, which `read_config` reads
@@ -42,7 +43,7 @@ class Family:
     hf_class: str
     read_config: Callable[[Mapping[str, Any]], dict[str, Any]]
     layer_kinds: Callable[[Any], tuple[LayerKind, ...]]
-    architecture: Callable[[], Any]
+    architecture: Callable[[], Any] | None = None
     with_layers: Callable[[Any, Sequence[int]], Any] = _with_fewer_layers
     write_config: Callable[[Any, dict[str, Any]], dict[str, Any]] = _unchanged
     tensor_name: Callable[[str], str] = tensor_name

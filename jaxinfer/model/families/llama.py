@@ -3,7 +3,6 @@
 SmolLM2 and the distillations of DeepSeek-R1 to Llama are of this class, too.
 """
 
-import functools
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +12,6 @@ from jaxinfer.model.hf_config import dense_fields
 from jaxinfer.model.layer_kind import ATTENTION_PROJECTIONS, MLP_PROJECTIONS, LayerKind
 
 if TYPE_CHECKING:
-    from jaxinfer.model.architecture import Architecture
     from jaxinfer.model.config import ModelConfig
 
 # Of transformers' LlamaConfig, for files that leave them out, as those of the first Llamas do.
@@ -42,12 +40,4 @@ def layer_kinds(config: "ModelConfig") -> tuple[LayerKind, ...]:
     return (LayerKind(biases=biases),) * config.num_hidden_layers
 
 
-@functools.cache
-def architecture() -> "Architecture":
-    """The parts of a decoder as they are."""
-    from jaxinfer.model.architecture import dense_decoder
-
-    return dense_decoder(layer_kinds)
-
-
-FAMILY = Family("LlamaForCausalLM", read_config, layer_kinds, architecture)
+FAMILY = Family("LlamaForCausalLM", read_config, layer_kinds)

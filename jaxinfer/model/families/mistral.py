@@ -3,7 +3,6 @@
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from jaxinfer.model.families import llama
 from jaxinfer.model.families.family import Family
 from jaxinfer.model.hf_config import dense_fields, without_window
 from jaxinfer.model.layer_kind import LayerKind
@@ -28,4 +27,4 @@ def layer_kinds(config: "ModelConfig") -> tuple[LayerKind, ...]:
     return (LayerKind(),) * config.num_hidden_layers
 
 
-FAMILY = Family("MistralForCausalLM", read_config, layer_kinds, llama.architecture)
+FAMILY = Family("MistralForCausalLM", read_config, layer_kinds)

@@ -20,11 +20,7 @@ _NORMS = ("post_attention_layernorm", "post_feedforward_layernorm")
 
 
 def read_config(mapping: Mapping[str, Any]) -> dict[str, Any]:
-    """Arguments of `ModelConfig`.
-
-    Raises:
-        ValueError: names the field that can't be read or run.
-    """
+    """Arguments of `ModelConfig`; ValueError names the field that can't be read or run."""
     return dense_fields({**_DEFAULTS, **mapping}, default_rope_theta=_DEFAULT_ROPE_THETA)
 
 

@@ -3,7 +3,6 @@
 Qwen2.5, QwQ and the distillations of DeepSeek-R1 to Qwen are of this class, too.
 """
 
-import functools
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +11,6 @@ from jaxinfer.model.hf_config import dense_fields
 from jaxinfer.model.layer_kind import LayerKind
 
 if TYPE_CHECKING:
-    from jaxinfer.model.architecture import Architecture
     from jaxinfer.model.config import ModelConfig
 
 _BIASES = ("q_proj", "k_proj", "v_proj")
@@ -34,12 +32,4 @@ def layer_kinds(config: "ModelConfig") -> tuple[LayerKind, ...]:
     return (LayerKind(biases=_BIASES),) * config.num_hidden_layers
 
 
-@functools.cache
-def architecture() -> "Architecture":
-    """The parts of a decoder as they are."""
-    from jaxinfer.model.architecture import dense_decoder
-
-    return dense_decoder(layer_kinds)
-
-
-FAMILY = Family("Qwen2ForCausalLM", read_config, layer_kinds, architecture)
+FAMILY = Family("Qwen2ForCausalLM", read_config, layer_kinds)

@@ -1,6 +1,5 @@
 """Dense Qwen3: a decoder whose query and key heads have norms."""
 
-import functools
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -9,7 +8,6 @@ from jaxinfer.model.hf_config import dense_fields
 from jaxinfer.model.layer_kind import ATTENTION_PROJECTIONS, LayerKind
 
 if TYPE_CHECKING:
-    from jaxinfer.model.architecture import Architecture
     from jaxinfer.model.config import ModelConfig
 
 _DEFAULT_HEAD_DIM = 128  # of transformers' Qwen3Config, for a file that names none
@@ -30,12 +28,4 @@ def layer_kinds(config: "ModelConfig") -> tuple[LayerKind, ...]:
     return (LayerKind(head_norms=True, biases=biases),) * config.num_hidden_layers
 
 
-@functools.cache
-def architecture() -> "Architecture":
-    """The parts of a decoder as they are."""
-    from jaxinfer.model.architecture import dense_decoder
-
-    return dense_decoder(layer_kinds)
-
-
-FAMILY = Family("Qwen3ForCausalLM", read_config, layer_kinds, architecture)
+FAMILY = Family("Qwen3ForCausalLM", read_config, layer_kinds)

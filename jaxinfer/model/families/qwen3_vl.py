@@ -45,7 +45,6 @@ FAMILY = Family(
     "Qwen3VLForConditionalGeneration",
     read_config,
     qwen3.layer_kinds,
-    qwen3.architecture,
     write_config=write_config,
     tensor_name=tensor_name,
     ignored=("model.visual.",),

@@ -23,11 +23,7 @@ FAMILIES: dict[str, str | Family] = {
 
 
 def family_of(model_type: str) -> Family:
-    """The family with this name.
-
-    Raises:
-        ValueError: there is none; the message lists the names.
-    """
+    """The family with this name; ValueError lists the names."""
     if model_type not in FAMILIES:
         known = ", ".join(sorted(FAMILIES))
         raise ValueError(f"model_type is {show(model_type)}; families: {known}")

@@ -89,8 +89,6 @@ def run_layers(
 
     Args:
         layers: the subtree of each layer, by its index as a string.
-        kinds: of the layers, in order.
-        pages: of each layer.
         parts: the tokens. With several parts each layer takes them in turn.
         step_of: ``(index, kind) -> LayerStep``. Layers of one kind should get the same function, so
             that it is traced once.
@@ -121,16 +119,7 @@ def _joined(residuals: Sequence[ResidualStream]) -> jax.Array:
 
 
 def decoder_layer(layer: Params, residual: ResidualStream, context: LayerContext) -> ResidualStream:
-    """One transformer block: attention and gated MLP, each on a norm of the residual stream.
-
-    Args:
-        layer: this layer's subtree; inside ``shard_map`` one device's shards of it.
-        residual: the residual stream, the same on every device.
-        context: all else.
-
-    Returns:
-        The residual, of the wanted rows.
-    """
+    """One block, attention and gated MLP, each on a norm of the stream; its wanted rows."""
     attention, mlp = layer["self_attn"], layer["mlp"]
     residual, mixed = attention_block(layer, residual, context)
     if context.rows is not None:

@@ -52,7 +52,6 @@ def rms_norm(
     Args:
         x: what to normalise; with an axis one device's share of it.
         weight: the share's.
-        eps: added to the mean square.
         axis: mesh axis that the normalised dimension is split over.
     """
     wide = x.astype(jnp.float32)

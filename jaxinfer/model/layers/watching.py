@@ -17,7 +17,6 @@ def watching(step_of: StepOf, layers: Collection[int], seen: dict[int, jax.Array
     """`step_of` of a loop over layers, with layers that tell what they read.
 
     Args:
-        step_of: as of `decoder.run_layers`.
         layers: indices of the layers to watch.
         seen: receives the residual stream ``[..., E]`` of all tokens, by the layer's index.
     """

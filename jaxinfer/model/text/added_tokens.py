@@ -55,11 +55,6 @@ def add_tokens(
     As in transformers, `tokenizer_config.json` decides what an added token is (special, for
     example), and tokens that are named there without an id take the next ones.
 
-    Args:
-        backend: changed in place.
-        directory: of the model.
-        settings: from `read_settings`.
-
     Raises:
         ModelLoadError: a file is damaged, or a token can't have its id; names file and token.
     """

@@ -31,7 +31,6 @@ class ChatTemplate:
     not wait for them.
 
     Args:
-        source: the template's text.
         special_tokens: `bos_token`, `eos_token`, … for the template to use.
         origin: the file it came from, named in error messages.
     """

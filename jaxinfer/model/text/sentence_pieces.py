@@ -22,11 +22,7 @@ _STARTS = (r"\A", "^")
 
 
 class SentencePieceTokens:
-    """The tokens of such a vocabulary.
-
-    Args:
-        drops_first_space: decoded texts lack the space that they begin with.
-    """
+    """The tokens of such a vocabulary; decoded texts may lack the space that they begin with."""
 
     def __init__(self, *, drops_first_space: bool) -> None:
         self.drops_first_space = drops_first_space
@@ -64,11 +60,7 @@ class SentencePieceTokens:
 
 
 def sentence_pieces(decoder: Any) -> SentencePieceTokens | None:
-    """The kind of a decoder that is SentencePiece's, else None.
-
-    Args:
-        decoder: a `tokenizers` object, or None.
-    """
+    """The kind of a decoder that is SentencePiece's, else None."""
     first, *rest = steps_of(decoder) or [None]
     if first != _SPACES:
         return None

@@ -20,10 +20,6 @@ def read_templates(directory: pathlib.Path, settings: Mapping[str, Any]) -> dict
     `chat_template.jinja` is the default one, and the files of `additional_chat_templates` have
     their names; with any of them, `tokenizer_config.json` gives the default one at most.
 
-    Args:
-        directory: of the model.
-        settings: of its `tokenizer_config.json`.
-
     Raises:
         ModelLoadError: a file is damaged; one line that names it.
     """

@@ -8,12 +8,7 @@ class TextDecoder(Protocol):
     """Makes text of the bytes of tokens; bytes that are not UTF-8 become U+FFFD."""
 
     def decode(self, data: bytes, /, final: bool = False) -> str:
-        """The text of the next bytes, without a character that is not complete.
-
-        Args:
-            data: the bytes.
-            final: no bytes follow, so that an incomplete character becomes U+FFFD.
-        """
+        """The text of the next bytes; an incomplete last character waits, or is U+FFFD if final."""
         ...
 
 

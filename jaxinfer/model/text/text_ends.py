@@ -23,9 +23,6 @@ class TextEnds:
     tokenized by itself, end where the line begins, and the rest of the text decides what follows.
     That is known of one pattern; with another one, and with added tokens that take in what is
     beside them, a text has no end but itself.
-
-    Args:
-        backend: the `tokenizers` object.
     """
 
     def __init__(self, backend: tokenizers.Tokenizer) -> None:

@@ -44,15 +44,7 @@ class ThinkingTokens:
 
 
 def thinking_tokens(tokenizer: Tokenizer, vocab_size: int) -> ThinkingTokens | None:
-    """The tokens of a tokenizer, if its model thinks.
-
-    Args:
-        tokenizer: of the model.
-        vocab_size: V of its logits.
-
-    Returns:
-        None unless `<think>` and `</think>` are a token each that the model has.
-    """
+    """The tokens; None unless `<think>` and `</think>` are a token each that the model has."""
     texts = (_OPEN, _CLOSE, _ENDING, _CALL)
     opening, closing, ending, call = tokenizer.encode_following(texts)
     if len(opening) != 1 or len(closing) != 1:
@@ -78,12 +70,7 @@ class Thinking:
     may repeat the tag, and where a call has ended it, close it behind the call.
 
     Args:
-        tokens: of the model.
-        stage: of the prompt's end.
         calls: tool calls are read: the tag of one ends thinking that is open.
-
-    Attributes:
-        stage: after the tokens so far.
     """
 
     def __init__(
@@ -121,8 +108,6 @@ def thinking_stage(
     """Where a prompt ends.
 
     Args:
-        prompt: int ``[n]``.
-        tokens: of the model.
         eos_token_ids: tokens that end each turn of the prompt; what is before the last of them
             does not count.
     """

@@ -29,7 +29,6 @@ class ByteLevelBound:
     unless something drops bytes, and then there is none.
 
     Args:
-        backend: the `tokenizers` object.
         alphabet: the characters that stand for bytes in its vocabulary.
     """
 
@@ -74,7 +73,6 @@ class SentencePieceBound:
     beside it, none is counted.
 
     Args:
-        backend: the `tokenizers` object.
         bytes_of: from a token to its bytes.
         loses_bytes: some bytes have no token.
     """

@@ -38,15 +38,7 @@ class TokenBytes(Protocol):
 
 
 def token_bytes_of(backend: tokenizers.Tokenizer, origin: str) -> TokenBytes:
-    """The kind of a tokenizer's vocabulary.
-
-    Args:
-        backend: the `tokenizers` object.
-        origin: the directory that it came from, for messages.
-
-    Raises:
-        ModelLoadError: it is of neither kind.
-    """
+    """The kind of a tokenizer's vocabulary; ModelLoadError if it is neither."""
     if isinstance(backend.model, models.BPE):
         if "ByteLevel" in repr(backend.decoder):
             return ByteLevelTokens()

@@ -297,15 +297,10 @@ class Tokenizer:
         """The prompt of a conversation, as text; see `ChatTemplate.render`.
 
         Args:
-            messages: see `ChatTemplate.render`.
-            add_generation_prompt: see there.
-            continue_final_message: see there.
-            enable_thinking: see there.
             tools: see there; with them a template named "tool_use" is preferred.
             chat_template: the name of one of the model's templates, or a template's text to use
                 in place of them.
             tokenize: return token ids instead of text.
-            variables: further names for the template.
 
         Raises:
             ValueError: the model has no chat template, none of that name or no default one, or the

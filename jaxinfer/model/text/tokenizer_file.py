@@ -47,11 +47,6 @@ def whole_texts(
     Truncation, padding and dropout are settings of a training run that was saved with them; a copy
     without them is made where there are any.
 
-    Args:
-        backend: stays as it is.
-        kind: of its vocabulary.
-        origin: where it came from, for messages.
-
     Raises:
         ModelLoadError: there are texts that it can't encode.
     """

@@ -7,11 +7,7 @@ _LISTS = ("normalizers", "pretokenizers", "decoders")
 
 
 def steps_of(part: Any) -> list[dict[str, Any]]:
-    """JSON objects in order; several for a sequence, none for None.
-
-    Args:
-        part: a `tokenizers` object.
-    """
+    """JSON objects in order; several for a sequence, none for None."""
     return [] if part is None else steps_of_json(json.loads(part.__getstate__()))
 
 

@@ -10,12 +10,7 @@ from jaxinfer.profiling.memory.phases import MemoryMark
 
 
 def memory_mark(phase: PhaseName, devices: Sequence[Any]) -> MemoryMark:
-    """Read the memory of the fullest of an engine's devices at the end of a phase.
-
-    Args:
-        phase: the phase that ends.
-        devices: `jax.Device`s of this process; CPUs report nothing.
-    """
+    """Read the memory of the fullest of an engine's devices at the end of a phase."""
     told = [(device, stats) for device in devices if (stats := device.memory_stats())]
     if not told:
         return MemoryMark(phase)

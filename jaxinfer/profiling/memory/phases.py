@@ -35,8 +35,6 @@ class HeldBytes:
     """Bytes of the arrays that an engine keeps on each device.
 
     Attributes:
-        weights: parameters.
-        kv_cache: pages.
         slots: state kept for each running sequence.
         step: temporaries of the largest compiled step, as the compiler states them; None if none is
             compiled.

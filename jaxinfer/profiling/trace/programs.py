@@ -25,11 +25,7 @@ class _Instruction(NamedTuple):
 
 
 def read_program(text: str) -> tuple[str, dict[str, str | None]]:
-    """The module's name, and the part of each of its instructions by name, or None.
-
-    Args:
-        text: `jax.stages.Compiled.as_text()`.
-    """
+    """The module's name in `Compiled.as_text()`, and each instruction's part by name, or None."""
     bodies = _bodies(text)
     parts = _parts(bodies)
     module = text.split(maxsplit=2)[1].rstrip(",")

@@ -17,12 +17,10 @@ class KernelEvent(NamedTuple):
     """One run of a kernel; on a CPU, of an instruction of XLA's.
 
     Attributes:
-        name: the kernel's own.
         op: the instruction of the program that launched it, or "".
         module: that program's name, or "".
         run: tells runs of programs apart; 0 if the trace does not.
         start_ns: on the trace's clock.
-        duration_ns: its duration.
     """
 
     name: str
@@ -44,7 +42,6 @@ class Span(NamedTuple):
     Attributes:
         name: without `SPAN_PREFIX`.
         start_ns: on the same clock as kernels.
-        duration_ns: its duration.
     """
 
     name: str
@@ -53,23 +50,14 @@ class Span(NamedTuple):
 
 
 class Trace(NamedTuple):
-    """The kernels and spans of a trace, in order of their starts.
-
-    Attributes:
-        kernels: of the first GPU or, without one, of the CPU.
-        spans: of the engine's thread.
-    """
+    """By starts: kernels of the first GPU or else the CPU, and spans of the engine's thread."""
 
     kernels: list[KernelEvent]
     spans: list[Span]
 
 
 def find_trace(directory: Path) -> Path:
-    """The newest trace below a directory.
-
-    Raises:
-        ValueError: there is none.
-    """
+    """The newest trace below a directory; ValueError if there is none."""
     files = sorted(directory.rglob("*.xplane.pb"), key=lambda file: file.stat().st_mtime)
     if not files:
         raise ValueError(f"no trace (*.xplane.pb) in {directory}")

@@ -59,11 +59,7 @@ class MessagesToolChoice(Body):
     disable_parallel_tool_use: bool | None = Field(None, description="Keeps the first call only.")
 
     def as_choice(self) -> ToolChoice | ResponsesToolChoice:
-        """The same as OpenAI's `tool_choice`.
-
-        Raises:
-            ApiError: 400; a name is missing.
-        """
+        """The same as OpenAI's `tool_choice`; ApiError 400 if a name is missing."""
         if self.type == "tool":
             if self.name is None:
                 raise invalid("tool_choice: type 'tool' goes with the tool's name", "tool_choice")
@@ -129,11 +125,7 @@ class PromptBody(Body):
     )
 
     def check_prompt(self) -> None:
-        """Refuse fields that contradict each other.
-
-        Raises:
-            ApiError: 400; names one of them.
-        """
+        """Refuse fields that contradict each other by an ApiError 400 that names one."""
         check_tools(self.tools or (), self.choice)
         thinking = self.thinking
         if thinking is not None and thinking.type == "enabled" and thinking.budget_tokens is None:
@@ -197,11 +189,7 @@ class MessagesBody(RequestFields, PromptBody):
     thread: Refused = None
 
     def check_together(self) -> None:
-        """Refuse fields that contradict each other, or belong to other routes.
-
-        Raises:
-            ApiError: 400; names one of them.
-        """
+        """Refuse fields in contradiction, or of other routes, by an ApiError 400."""
         for name, instead in _INSTEAD.items():
             if getattr(self, name) is not None:
                 raise invalid(f"{name}: {instead}", name)

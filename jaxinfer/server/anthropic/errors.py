@@ -41,9 +41,6 @@ class AnthropicErrors:
     """Has errors of `/v1/messages` and below written in Anthropic's format, with a request id.
 
     So are those of `/v1/models` where the request has the header `anthropic-version`.
-
-    Args:
-        app: the next ASGI application.
     """
 
     def __init__(self, app: ASGIApp) -> None:

@@ -18,11 +18,7 @@ _SIGNATURE = "none"
 
 
 class MessageEvents:
-    """Writes the events of one answer: one block after the other.
-
-    Args:
-        answer: before its first token; from `end` on, with its blocks.
-    """
+    """Writes the events of one answer, block by block; `answer` has its blocks from `end` on."""
 
     def __init__(self, answer: MessageAnswer) -> None:
         self.answer = answer
@@ -52,13 +48,7 @@ class MessageEvents:
     def end(
         self, reason: str | None, stopped_by: int | str | None, usage: Usage
     ) -> Iterator[bytes]:
-        """The events after the last text.
-
-        Args:
-            reason: why the answer ended, as the engine says.
-            stopped_by: the stop string or token id, if one ended it.
-            usage: of the request.
-        """
+        """The events after the last text."""
         if not self._blocks:
             yield from self._begin({"type": "text", "text": ""})
         yield from self._close()

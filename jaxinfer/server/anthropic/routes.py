@@ -125,11 +125,7 @@ def _params(body: MessagesBody, front: Front) -> SamplingParams:
 
 
 def _continued(turns: list[dict[str, Any]]) -> str | None:
-    """The text that the answer continues, where the last turn is the assistant's.
-
-    Raises:
-        ApiError: 400: that turn has calls, or no text.
-    """
+    """The text that the answer continues, where the last turn is the assistant's."""
     last = turns[-1]
     if last["role"] != "assistant":
         return None
@@ -160,11 +156,7 @@ def _begun_answer(job: Job, front: Front) -> MessageAnswer:
 
 
 def _check_end(completion: CompletionOutput) -> None:
-    """Refuse an answer that the server itself has ended: no `stop_reason` says so.
-
-    Raises:
-        ApiError: 503.
-    """
+    """Refuse an answer that the server itself has ended: no `stop_reason` says so."""
     if completion.finish_reason == "abort":
         raise ApiError(503, "the request was ended before its answer", code="request_aborted")
 

@@ -11,10 +11,6 @@ from starlette.types import Receive
 async def while_connected[T](work: Coroutine[Any, Any, T], receive: Receive) -> T:
     """The result of `work`, which is cancelled when the client disconnects.
 
-    Args:
-        work: answers a request whose body is read.
-        receive: ASGI's `receive`.
-
     Raises:
         ClientDisconnect: the client disconnected.
     """

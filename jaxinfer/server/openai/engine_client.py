@@ -61,16 +61,8 @@ class EngineClient(Protocol):
     ) -> AsyncGenerator[RequestOutput]:
         """Complete one prompt. Closing the iteration, or cancelling its task, aborts the request.
 
-        Args:
-            prompt: the HTTP server gives `TokensPrompt`s.
-            sampling_params: `output_kind` says what outputs hold; the HTTP server uses DELTA and
-                FINAL_ONLY.
-            request_id: a label made by the HTTP server; clients' ids are never passed on.
-            priority: lower ones run earlier.
-            prefill_only: only run the prompt, for its log-probabilities; the single completion
-                ends by "length" without a token.
-            pooled: only run the prompt, for the `embedding` of the last output.
-            answer: the format for parsing its text; None leaves it whole.
+        Args as of `AsyncLLM.generate`. The HTTP server gives `TokensPrompt`s, asks for outputs of
+        kind DELTA or FINAL_ONLY, and makes the labels: clients' ids are never passed on.
 
         Raises:
             TypeError, ValueError: the request can't be run; at the call.

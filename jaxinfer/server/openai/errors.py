@@ -55,12 +55,9 @@ class ApiError(Exception):
     """An error for the client.
 
     Args:
-        status: HTTP status.
         message: one line; long ones are cut, and paths are left out.
         route: the path that was asked for, which begins the message.
-        param: the field of the request that is wrong.
         code: a machine-readable name of the error.
-        headers: the answer's headers.
     """
 
     def __init__(
@@ -126,14 +123,7 @@ def invalid(message: str, param: str | None = None) -> ApiError:
 
 
 class ContextLengthError(ApiError):
-    """A prompt is too long.
-
-    Args:
-        message: one line.
-        field: of the request.
-        num_tokens: of the prompt.
-        limit: most tokens of a prompt.
-    """
+    """A prompt is too long."""
 
     def __init__(self, message: str, field: str, *, num_tokens: int, limit: int) -> None:
         super().__init__(400, message, param=field, code="context_length_exceeded")
@@ -144,14 +134,7 @@ class ContextLengthError(ApiError):
 def context_length_exceeded(
     field: str, error: PromptTooLongError, max_model_len: int, *, room: int
 ) -> ContextLengthError:
-    """The error for a prompt that is too long, worded as OpenAI's clients expect.
-
-    Args:
-        field: of the request.
-        error: has the prompt's size.
-        max_model_len: of the engine.
-        room: tokens that the prompt must leave for the answer.
-    """
+    """The error for a prompt too long to leave `room`, worded as OpenAI's clients expect."""
     about = "" if error.is_exact else "at least "
     size = f"{about}{error.num_tokens} tokens"
     resulted = f"your {field} resulted in {size}"
@@ -231,7 +214,6 @@ def from_validation(
     """The error for a body that fails the route's validation.
 
     Args:
-        error: pydantic's findings.
         fields: of the body; None for a route that has none.
         explain: (field, pydantic's error type) -> a better message, or None.
     """

@@ -26,24 +26,11 @@ from jaxinfer.serving.parsers.names import reasoning_parser_name, tool_parser_na
 from jaxinfer.serving.requests.new_request import Prompt
 
 _FIELDS = frozenset(
-    [
-        "prompt",
-        "messages",
-        "input",
-        "max_tokens",
-        "priority",
-        "cache_salt",
-        "stop",
-        "stop_token_ids",
-        "allowed_token_ids",
-        "logit_bias",
-        "bad_words",
-        "logprobs",
-        "prompt_logprobs",
-        "truncate_prompt_tokens",
-        "thinking_token_budget",
-        "timeout",
-    ]
+    (
+        *("prompt", "messages", "input", "max_tokens", "priority", "cache_salt", "timeout"),
+        *("stop", "stop_token_ids", "allowed_token_ids", "logit_bias", "bad_words"),
+        *("logprobs", "prompt_logprobs", "truncate_prompt_tokens", "thinking_token_budget"),
+    )
 )
 
 _JOBS_AT_ONCE = 16  # in one turn of the event loop
@@ -59,10 +46,6 @@ class Job:
     """One prompt for the engine.
 
     Attributes:
-        prompt: checked.
-        params: its sampling parameters.
-        label: the server's own name for it.
-        priority: as the request says.
         prefill_only: nothing is sampled.
         pooled: nothing is sampled, and its output has the vector of its last token.
         grammar_field: the request's field that gives its grammar, if any.
@@ -80,13 +63,7 @@ class Job:
 
 
 class Front:
-    """The state that all routes share: engine, settings, telemetry and running requests.
-
-    Args:
-        engine: runs the requests.
-        settings: this front end's settings.
-        telemetry: counts them.
-    """
+    """The state that all routes share: engine, settings, telemetry and running requests."""
 
     def __init__(
         self, engine: EngineClient, settings: ServerSettings, telemetry: Telemetry
@@ -109,11 +86,7 @@ class Front:
         """Number of requests being served."""
 
     def check_model(self, name: str | None) -> None:
-        """Refuse a name that is not served.
-
-        Raises:
-            ApiError: 404.
-        """
+        """Raise an ApiError 404 for a name that is not served."""
         served = self.settings.served_model_names
         if name is not None and name not in served:
             known = ", ".join(served)

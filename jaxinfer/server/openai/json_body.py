@@ -51,11 +51,7 @@ def decode(body: bytes) -> dict[str, Any]:
 
 
 def check_media_type(request: Request) -> None:
-    """Refuse a body that is not declared as plain JSON.
-
-    Raises:
-        ApiError: 415.
-    """
+    """Raise an ApiError 415 for a body that is not declared as plain JSON."""
     given = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if given != "application/json":
         raise ApiError(415, f"send Content-Type: application/json, not {given[:100]!r}")

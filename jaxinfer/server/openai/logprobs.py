@@ -40,7 +40,6 @@ class CompletionLogprobsWriter:
     """Writes the log-probabilities of one choice of `/v1/completions`, in as many parts as it has.
 
     Args:
-        tokenizer: gives the tokens' text.
         as_ids: write "token_id:7" in place of a token's text.
     """
 
@@ -53,13 +52,7 @@ class CompletionLogprobsWriter:
     def start_at(
         self, offset: int, preceding: Sequence[int] = (), *, skip_special_tokens: bool
     ) -> None:
-        """Continue at this character offset, with a new text.
-
-        Args:
-            offset: of its first character.
-            preceding: tokens before the text, a prompt's.
-            skip_special_tokens: as of `write`.
-        """
+        """Continue at this character offset, with a new text behind `preceding` tokens."""
         self._offset = offset
         if self._tokenizer is not None:
             self._decoder = self._tokenizer.text_decoder(
@@ -76,7 +69,6 @@ class CompletionLogprobsWriter:
         """The log-probabilities of these tokens.
 
         Args:
-            token_ids: token ids, in order.
             entries: one for each token; None for the first of a prompt.
             skip_special_tokens: special tokens are left out of the choice's text.
         """
@@ -125,10 +117,7 @@ def chat_logprobs(
     """Log-probabilities of an answer's tokens.
 
     Args:
-        token_ids: token ids, in order.
-        entries: one for each.
         count: number of likeliest tokens at each position.
-        tokenizer: gives the tokens' text.
         as_ids: write "token_id:7" in place of a token's text.
     """
 

@@ -96,10 +96,6 @@ class Begun[T]:
     """A stream whose first item has been asked for; after it, the stream itself.
 
     It is no generator, which would be one more frame for every token.
-
-    Args:
-        first: the first item.
-        stream: gives the others.
     """
 
     def __init__(self, first: "asyncio.Future[T]", stream: Stream[T]) -> None:

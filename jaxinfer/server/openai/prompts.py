@@ -30,12 +30,7 @@ _FEW_IDS = 4096  # quicker to check than to hand to a thread
 
 
 class Prompts:
-    """Reads the prompts of one front end's requests.
-
-    Args:
-        engine: has the tokenizer and the model's bounds.
-        template_kwargs: names that requests may set for the chat template.
-    """
+    """Reads the prompts of one front end's requests, which may set `template_kwargs`."""
 
     def __init__(self, engine: EngineClient, template_kwargs: frozenset[str]) -> None:
         self.reader = PromptReader(
@@ -48,11 +43,7 @@ class Prompts:
 
     @property
     def tokenizer(self) -> Tokenizer:
-        """The tokenizer.
-
-        Raises:
-            ApiError: 400: there is none.
-        """
+        """The tokenizer; ApiError 400 if there is none."""
         if self.reader.tokenizer is None:
             raise invalid("this model is served without a tokenizer; send token ids")
         return self.reader.tokenizer
@@ -70,12 +61,9 @@ class Prompts:
         """Check prompts and tokenize their texts.
 
         Args:
-            given: texts and token ids.
-            name: the field's name, for errors.
             limit: keep only this many last tokens of each.
             num_outputs: tokens that each must leave room for.
             add_special_tokens: to texts, as the tokenizer would.
-            cache_salt: see `Prompt`.
 
         Raises:
             ApiError: 400: empty, too long, not Unicode, or not in the vocabulary.
@@ -187,12 +175,7 @@ class Prompts:
         await self._tokenizing.run(check, 0)
 
     async def on_thread[T](self, work: Callable[[], T], size: int, name: str) -> T:
-        """Run work on a text in a thread and return its result.
-
-        Args:
-            work: the function to run.
-            size: the text's length, in characters.
-            name: the field's name, for errors.
+        """Run work on a text of `size` characters in a thread and return its result.
 
         Raises:
             ApiError: 400: the text is too long.

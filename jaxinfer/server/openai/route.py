@@ -43,11 +43,7 @@ class ApiRoute(APIRoute):
 
 
 def _check_parameters(request: Request, known: list[str]) -> None:
-    """Refuse unknown query parameters, on routes that have parameters; other routes ignore them.
-
-    Raises:
-        ApiError: 400.
-    """
+    """Refuse unknown query parameters, on routes that have parameters; other routes ignore them."""
     for name in request.query_params if known else ():
         if name not in known:
             choices = ", ".join(known)

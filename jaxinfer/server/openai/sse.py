@@ -40,9 +40,7 @@ class EventStream(Response):
         events: batches of whole events; an exception in it becomes the last event.
         source: closed at the end, even if the client leaves before the first event.
         keep_alive_seconds: of silence after which `keep_alive` is sent.
-        headers: the answer's headers.
         error_event: makes the last event after an error.
-        keep_alive: what is sent in silence.
     """
 
     media_type = "text/event-stream"

@@ -39,12 +39,8 @@ class EngineDescription:
     """An engine in another process.
 
     Attributes:
-        config: its arguments.
-        directory: the model's directory.
-        max_model_len: most tokens of prompt and output together.
         max_logprobs: most log-probabilities at a position.
         default_params: sampling parameters of a call that gives none.
-        limits: the service's limits.
         device_kind: as JAX names the devices; empty if unknown.
         devices_of_a_replica: devices that share a model.
         bytes_per_value: of its activations.
@@ -124,7 +120,6 @@ def engine_message(request: NewRequest, before: SamplingParams | None = None) ->
     The number of completions stays: the engine's process makes as many requests.
 
     Args:
-        request: as the caller asks for it.
         before: parameters of the previous request on the same connection; if they are the same
             object, as for the prompts of one call, they are left out.
     """

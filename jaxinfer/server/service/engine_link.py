@@ -39,11 +39,6 @@ _numbers = itertools.count()  # also of links before: their requests may have re
 class EngineLink:
     """The connection of one front end to the engine's process; of one event loop.
 
-    Args:
-        reader: the socket's reader.
-        writer: the socket's writer.
-        description: the engine's, which it has sent first.
-
     Attributes:
         on_step: called with the rows of each step.
         on_refused: called with a request's number and the engine's reason for ending it.

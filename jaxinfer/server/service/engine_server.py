@@ -37,7 +37,6 @@ class EngineServer:
     64 MiB unread, loses its requests at once.
 
     Args:
-        driver: runs the engine.
         num_slots: sequences that run at once.
         max_waiting: completions that may wait beyond these.
         hello: the first message to every front end; see `EngineDescription.to_message`.

@@ -26,7 +26,6 @@ class FrontEndRequests:
     no front end can name another's requests.
 
     Args:
-        driver: runs them.
         send: takes a message for the front end, without waiting.
         has_room_for: returns True if that many completions may be enqueued.
     """
@@ -137,7 +136,7 @@ def _completion(
 
 def _news(facts: RunFacts, output: TokenOutput) -> News:
     return News(
-        *facts,
+        facts,
         output.finish_reason,
         output.stop_reason,  # pyright: ignore[reportArgumentType]  # strings: front ends find them
         [pack_prompt_scores(*each) for each in output.prompt_scores],

@@ -10,6 +10,7 @@ import numpy as np
 
 from jaxinfer.serving.engine.metrics import Counter, Gauge, Histogram, Metric
 from jaxinfer.serving.pooling.task import HeadRows
+from jaxinfer.serving.requests.token_group import RunFacts
 
 _MAX_FRAME_BYTES = 1 << 28
 _LENGTH_BYTES = 4
@@ -29,23 +30,13 @@ class Add(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 
 class End(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """Front end to engine: end these completions, whose clients are gone.
-
-    Attributes:
-        completions: pairs of a request's number and the completion's index.
-    """
+    """Front end to engine: end completions without clients, by request's number and index."""
 
     completions: list[tuple[int, int]]
 
 
 class Call(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """Front end to engine: call a method and reply with its result.
-
-    Attributes:
-        number: repeated in the `Reply`.
-        name: a method that the engine's process offers.
-        arguments: its arguments.
-    """
+    """Front end to engine: call a method and reply with its result."""
 
     number: int
     name: str
@@ -108,24 +99,14 @@ class News(msgspec.Struct, frozen=True, array_like=True):
     """A completion's additions besides tokens; see `TokenOutput`.
 
     Attributes:
-        num_cached_tokens: of its prompt.
-        num_preemptions: so far.
-        scheduled_time: when the first step of its prompt was planned, on the clock of `Step.time`.
-        weight_version: at its last token.
-        num_draft_tokens: so far; so is `num_accepted_tokens`.
+        facts: times in it are on the clock of `Step.time`.
         finish_reason: None while it runs.
         stop_reason: the stop token that ended it.
         prompt_scores: one for each chunk.
-        error: the error's message.
         embedding: float32 ``[E]`` in the machine's order; empty if none was asked for.
     """
 
-    num_cached_tokens: int = 0
-    num_preemptions: int = 0
-    scheduled_time: float | None = None
-    weight_version: int = 0
-    num_draft_tokens: int = 0
-    num_accepted_tokens: int = 0
+    facts: RunFacts
     finish_reason: str | None = None
     stop_reason: int | None = None
     prompt_scores: Sequence[PromptScores] = ()
@@ -137,9 +118,6 @@ class Row(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """A completion's additions; a step has hundreds.
 
     Attributes:
-        number: the request's.
-        index: the completion's.
-        token_ids: new tokens.
         news: everything else but log-probabilities; None if unchanged since the row before.
     """
 
@@ -154,7 +132,6 @@ class Step(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
     Attributes:
         time: seconds on the clock that both share (`time.monotonic`).
-        rows: one a completion.
         scores: log-probabilities of these rows, gathered into a few arrays. Several steps of one
             row are in separate items, in order.
     """
@@ -168,9 +145,7 @@ class Refused(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """Engine to front end: a request that was not enqueued, or that the engine could not finish.
 
     Attributes:
-        number: the request's.
         kind: the exception's name; one that `errors_by_name` knows is raised as such.
-        message: its text.
     """
 
     number: int
@@ -179,14 +154,7 @@ class Refused(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 
 class Reply(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """Engine to front end: the result of a `Call`.
-
-    Attributes:
-        number: the call's.
-        value: the result.
-        kind: the exception's name if it raised; else empty.
-        message: its text.
-    """
+    """Engine to front end: the result of a `Call`."""
 
     number: int
     value: Any = None
@@ -233,29 +201,17 @@ def encode(message: ToEngine | ToFrontEnd) -> bytes:
 
 
 def decode_to_engine(data: bytes) -> ToEngine:
-    """A front end's message.
-
-    Raises:
-        ValueError: it is none.
-    """
+    """A front end's message; ValueError if it is none."""
     return _to_engine.decode(data)
 
 
 def decode_to_front_end(data: bytes) -> ToFrontEnd:
-    """An engine's message.
-
-    Raises:
-        ValueError: it is none.
-    """
+    """An engine's message; ValueError if it is none."""
     return _to_front_end.decode(data)
 
 
 async def read_frame(reader: asyncio.StreamReader) -> bytes | None:
-    """The next message's bytes; None at the end of the stream.
-
-    Raises:
-        ValueError: it is longer than any message.
-    """
+    """The next message's bytes, None at the end; ValueError if it is longer than any message."""
     try:
         length = int.from_bytes(await reader.readexactly(_LENGTH_BYTES), "little")
         if length > _MAX_FRAME_BYTES:

@@ -14,7 +14,7 @@ from jaxinfer.errors import (
 from jaxinfer.model.config import ModelConfig
 from jaxinfer.model.score_head import ScoreHead
 from jaxinfer.model.text.tokenizer import Tokenizer
-from jaxinfer.outputs import TIMEOUT, EmbeddingOutput, RequestOutput
+from jaxinfer.outputs import TIMEOUT, RequestOutput
 from jaxinfer.sampling_params import SamplingParams
 from jaxinfer.server.service.description import EngineDescription, engine_message
 from jaxinfer.server.service.engine_link import EngineLink
@@ -26,7 +26,6 @@ from jaxinfer.serving.driver.sleep_state import PauseMode, SleepTag
 from jaxinfer.serving.engine.metrics import Metric
 from jaxinfer.serving.parsers.answer_format import AnswerFormat
 from jaxinfer.serving.pooling.async_judge import AsyncJudge
-from jaxinfer.serving.pooling.embedding import embedding_task
 from jaxinfer.serving.pooling.embedding_model import (
     EmbeddingModel,
     makes_vectors,
@@ -52,7 +51,6 @@ class RemoteLLM:
     Args:
         link: the connection, not started yet.
         tokenizer: this process's own; None for token ids only.
-        model_config: the model's shape.
         reopen: makes a new connection after this one is lost, to an engine of the same model; tried
             until it succeeds. Meanwhile requests are refused. None leaves it lost.
     """
@@ -196,31 +194,6 @@ class RemoteLLM:
             answer=answer,
         )
         return self._stream(request)
-
-    async def embed(
-        self,
-        prompts: Any,
-        *,
-        dimensions: int | None = None,
-        prompt_name: str | None = None,
-        normalize: bool = True,
-    ) -> list[EmbeddingOutput]:
-        """Texts as vectors: see `LLM.embed`. Cancelling the task aborts their requests.
-
-        Raises:
-            TypeError, ValueError, ModelLoadError, StepError: as `LLM.embed`.
-            JaxinferError: the engine can't take them, as for `generate`.
-        """
-        self._check_open()
-        task = embedding_task(
-            self.embedding_model,
-            prompts,
-            self._reader,
-            dimensions=dimensions,
-            prompt_name=prompt_name,
-            normalize=normalize,
-        )
-        return await self.judge.run(task)
 
     @property
     def judge(self) -> AsyncJudge:

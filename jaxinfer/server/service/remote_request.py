@@ -12,6 +12,7 @@ from jaxinfer.server.service.messages import News, Row
 from jaxinfer.server.service.scores import PromptLogprobs, ReceivedScores, unpack_scores
 from jaxinfer.serving.requests.completion import Completion
 from jaxinfer.serving.requests.new_request import NewRequest
+from jaxinfer.serving.requests.request import RunHistory
 from jaxinfer.serving.requests.request_group import RequestGroup
 from jaxinfer.serving.requests.result import POOLED, TokenScores
 
@@ -24,10 +25,6 @@ class RemoteRequest:
     Both use `RequestGroup` for text, stop strings and log-probabilities. An exception on the way
     ends this request with the reason "error". Outputs are made when the reader asks, so that a slow
     one costs the memory of its tokens alone. Of one event loop.
-
-    Args:
-        new: as the caller asks for it.
-        tokenizer: this process's own; None for no text.
     """
 
     def __init__(self, new: NewRequest, tokenizer: Tokenizer | None) -> None:
@@ -104,11 +101,7 @@ class RemoteRequest:
         self.end("error", str(error))
 
     async def next_output(self) -> RequestOutput:
-        """The next output, as soon as there is something new.
-
-        Raises:
-            Exception: the reason of a refusal.
-        """
+        """The next output, as soon as there is something new, or a refusal's error."""
         while True:
             await self._has_news.wait()
             self._has_news.clear()
@@ -138,13 +131,15 @@ class RemoteRequest:
         return output
 
     def _note(self, completion: Completion, news: News) -> None:
-        history = completion.request.history
-        history.num_prefix_cached_tokens = news.num_cached_tokens
-        history.num_preemptions = news.num_preemptions
-        history.scheduled_time = news.scheduled_time
-        history.num_draft_tokens = news.num_draft_tokens
-        history.num_accepted_tokens = news.num_accepted_tokens
-        completion.weight_version = news.weight_version
+        facts = news.facts
+        completion.request.history = RunHistory(
+            facts.scheduled_time,
+            facts.num_preemptions,
+            facts.num_cached_tokens,
+            facts.num_draft_tokens,
+            facts.num_accepted_tokens,
+        )
+        completion.weight_version = facts.weight_version
         if news.embedding:
             self._group.take_readout(POOLED, np.frombuffer(news.embedding, np.float32), 0)
         if self._prompt_logprobs is not None:

@@ -90,11 +90,6 @@ class PromptLogprobs(Sequence[LogprobsAtPosition | None]):
 
     Their dictionaries are made on access, as there may be millions of objects. It becomes a list
     when it is pickled or copied.
-
-    Args:
-        length: tokens of the prompt.
-        count: likeliest tokens at each position.
-        tokenizer: gives the tokens' text; None for none.
     """
 
     def __init__(self, length: int, count: int, tokenizer: Tokenizer | None) -> None:

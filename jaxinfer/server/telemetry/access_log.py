@@ -39,7 +39,6 @@ class AccessLog:
     label: two clients may send the same.
 
     Args:
-        app: the ASGI application.
         out: takes the lines; None is standard error.
         quiet_paths: paths that are not logged while they succeed, such as probes.
     """

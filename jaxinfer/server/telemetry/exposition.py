@@ -85,13 +85,7 @@ def utilization_metrics(total: Utilization, recent: Utilization) -> Iterator[tup
 def families(
     metrics: Iterable[tuple[str, Metric]], prefix: str, labels: Sequence[tuple[str, str]]
 ) -> list[Family]:
-    """Families of metrics, one of each name.
-
-    Args:
-        metrics: by name.
-        prefix: begins every name.
-        labels: names and values that every series gets.
-    """
+    """Families of metrics, one of each name."""
     made: dict[str, Family] = {}
     kinds = {Counter: CounterMetricFamily, Gauge: GaugeMetricFamily}
     kinds |= {Histogram: HistogramMetricFamily}

@@ -10,7 +10,6 @@ class Latest[T]:
     There is one read at a time, so that callers who come meanwhile leave no more work behind.
 
     Args:
-        read: reads it.
         patience: seconds to wait for a read once a value is known; the first is waited for.
     """
 
@@ -21,11 +20,7 @@ class Latest[T]:
         self._known: list[T] = []
 
     async def get(self) -> T:
-        """The value.
-
-        Raises:
-            Exception: the read's own.
-        """
+        """The value, or the error of its read."""
         if self._reading is None or self._reading.done():
             self._reading = asyncio.create_task(self._read_anew())
             self._reading.add_done_callback(_note_exception)  # there may be nobody waiting by then

@@ -20,7 +20,6 @@ class NumberTable:
     """A row of float64, all 0 at first, which only this process changes.
 
     Args:
-        size: number of entries.
         layout: text that says what each of them means; only tables of the same layout are added up.
         directory: a directory for this server run alone, shared by its front ends; None keeps the
             numbers in memory.

@@ -22,7 +22,6 @@ class HistogramSpec:
 
     Attributes:
         name: as shown, without the prefix.
-        help: description for Prometheus.
         bounds: upper bounds of the buckets, ascending.
         offset: index of its first number in the table.
     """
@@ -55,7 +54,6 @@ class CounterSpec:
 
     Attributes:
         name: as shown, without the prefix and without "_total".
-        help: description for Prometheus.
         labels: names and values that distinguish counters of one name.
         offset: its index in the table.
     """

@@ -28,12 +28,7 @@ class RequestWatch:
         self._is_finished = False
 
     def observe(self, output: RequestOutput, now: float) -> None:
-        """Count the new tokens of an output.
-
-        Args:
-            output: the request's next one.
-            now: when it came, in seconds.
-        """
+        """Count the new tokens of an output."""
         if self._is_finished:
             return
         values, outputs = self._values, output.outputs
@@ -98,13 +93,7 @@ class RequestWatch:
 async def watched(
     outputs: AsyncGenerator[RequestOutput], watch: RequestWatch, clock: Callable[[], float]
 ) -> AsyncGenerator[RequestOutput]:
-    """Yield the outputs and count them; if left early, the request counts as aborted.
-
-    Args:
-        outputs: as `AsyncLLM.generate` returns them.
-        watch: of this request.
-        clock: seconds.
-    """
+    """Yield the outputs and count them; if left early, the request counts as aborted."""
     try:
         async with aclosing(outputs):
             async for output in outputs:

@@ -28,11 +28,9 @@ class Telemetry:
 
     Args:
         model_name: the label `model_name` of every series.
-        prefix: begins every name.
         directory: one for this run of the server, empty at its start; None for a single front end.
         floors: least times of steps; None, if the devices' speeds are unknown, leaves out
             utilization.
-        clock: seconds.
 
     Raises:
         ValueError: Prometheus does not take the prefix.
@@ -70,20 +68,11 @@ class Telemetry:
     def watch(
         self, outputs: AsyncGenerator[RequestOutput], *, delta: bool
     ) -> AsyncGenerator[RequestOutput]:
-        """Yield the outputs and count them; if left early, the request counts as aborted.
-
-        Args:
-            outputs: of one request, as `AsyncLLM.generate` returns them.
-            delta: as in `request`.
-        """
+        """Yield the outputs and count them; if left early, the request counts as aborted."""
         return watched(outputs, self.request(delta=delta), self._clock)
 
     def render(self, engine_metrics: Iterable[Metric]) -> bytes:
-        """All series in Prometheus's text format.
-
-        Args:
-            engine_metrics: as `AsyncLLM.get_metrics` returns them.
-        """
+        """All series in Prometheus's text format."""
         metrics = list(engine_metrics)
         shown = exposition.families(
             itertools.chain(

@@ -3,35 +3,32 @@
 import dataclasses
 from collections.abc import Mapping
 
+from jaxinfer.planning.cost import ModelCost
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class StepFloors:
     """The least times of a replica's steps, from its model's shape and its devices' speeds.
 
     Attributes:
-        weight_bytes: read once in each step.
-        kv_bytes_per_token: keys and values of one token, all layers.
-        flops_per_token: of a token that is fed, attention left out.
-        flops_per_pair: of a token's attention to one token, all layers.
+        cost: of the whole model.
         bytes_per_s: read bandwidth of the replica's devices together.
         flops_per_s: operations a second of the replica's devices together.
     """
 
-    weight_bytes: int
-    kv_bytes_per_token: int
-    flops_per_token: int
-    flops_per_pair: int
+    cost: ModelCost
     bytes_per_s: float
     flops_per_s: float
 
     def decode_seconds(self, steps: float, context_tokens: float) -> float:
         """Least seconds of decode steps' reads; `context_tokens` is summed over the steps."""
-        read = steps * self.weight_bytes + context_tokens * self.kv_bytes_per_token
+        read = steps * self.cost.weight_bytes + context_tokens * self.cost.kv_bytes_per_token
         return read / self.bytes_per_s
 
     def prefill_seconds(self, tokens: float, pairs: float) -> float:
         """Least seconds of prefills' operations; tokens attend to `pairs` tokens in all."""
-        return (tokens * self.flops_per_token + pairs * self.flops_per_pair) / self.flops_per_s
+        of_layers = tokens * self.cost.layer_flops_per_token
+        return (of_layers + pairs * self.cost.attention_flops_per_pair) / self.flops_per_s
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

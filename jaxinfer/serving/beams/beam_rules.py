@@ -14,7 +14,6 @@ class Beam:
     """An output of a prompt so far.
 
     Attributes:
-        tokens: the output.
         logprobs: of each token, the likeliest ones at its position.
         cum_logprob: sum of the tokens' log-probabilities.
         has_ended: whether an end-of-sequence token is its last and ends it.
@@ -55,8 +54,6 @@ class VllmSearch:
     """vLLM's rule, see `BeamSearchParams`.
 
     Args:
-        params: of the search.
-        num_prompt_tokens: the prompt's length.
         end_token_ids: end-of-sequence tokens, which a score does not count, though they end
             nothing.
     """
@@ -100,11 +97,7 @@ class VllmSearch:
 
 @dataclass
 class TransformersSearch:
-    """transformers' rule, see `BeamSearchParams`.
-
-    Args:
-        params: of the search.
-    """
+    """transformers' rule, see `BeamSearchParams`."""
 
     params: BeamSearchParams
     running: list[Beam] = field(default_factory=lambda: [Beam()])

@@ -37,14 +37,6 @@ def search_beams(
 ) -> list[BeamSearchOutput]:
     """Search after all prompts at once; see `LLM.beam_search`.
 
-    Args:
-        generate: completes prompts of token ids.
-        prompts: as of `LLM.generate`.
-        params: of the search.
-        reader: reads and checks prompts.
-        end_token_ids: the model's end-of-sequence tokens.
-        use_tqdm: as of `LLM.generate`; counts steps.
-
     Raises:
         TypeError, ValueError: before anything has run.
         StepError: a request of a step failed.
@@ -87,9 +79,6 @@ def _num_candidates(params: BeamSearchParams, num_ends: int, reader: PromptReade
 
     By transformers' rule all that go on are among the `beam_width` likeliest after the tokens that
     end a beam.
-
-    Raises:
-        ValueError: the engine does not report as many.
     """
     is_vllm = params.score_rule == "vllm"
     wanted = 2 * params.beam_width if is_vllm else params.beam_width + num_ends
@@ -136,11 +125,7 @@ def _continued(prompt: Prompt, beam: Beam) -> TokensPrompt:
 
 
 def _likeliest(output: RequestOutput, index: int, request: SamplingParams) -> LogprobsAtPosition:
-    """The likeliest tokens of a finished request; the one that it drew may be none of them.
-
-    Raises:
-        StepError: there are none; names the prompt.
-    """
+    """The likeliest tokens of a finished request; the one that it drew may be none of them."""
     (completion,) = output.outputs
     if output.error is not None or not completion.logprobs:
         why = output.error or f"a step ended by {completion.finish_reason!r}"

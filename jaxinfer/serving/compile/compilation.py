@@ -139,12 +139,7 @@ class CompiledPrograms[Key: Hashable](dict[Key, jax.stages.Compiled]):
         self.seconds_waited += time.perf_counter() - start
 
     def adopt(self, other: "CompiledPrograms[Key]", keys: Iterable[Key]) -> None:
-        """Take over the programs that another has compiled or begun; it must begin nothing more.
-
-        Args:
-            other: built from the same programs, as far as `keys` go.
-            keys: the programs; keys that `other` doesn't know are left out.
-        """
+        """Take over the `keys` that another has compiled or begun, which begins nothing more."""
         for key in keys:
             if key in other:
                 self[key] = other[key]
@@ -162,15 +157,9 @@ class CompiledPrograms[Key: Hashable](dict[Key, jax.stages.Compiled]):
             if key not in self:
                 self._begin(key)
 
-    def compile(
-        self,
-        keys: Sequence[Key],
-        *,
-        show_progress: bool,
-        in_order: Callable[[Sequence[Key]], Iterable[Key]] = iter,
-    ) -> None:
+    def compile(self, keys: Sequence[Key], *, show_progress: bool) -> None:
         """Compile the missing programs; arguments as of `compile_each`."""
-        for _ in self.compile_each(keys, show_progress=show_progress, in_order=in_order):
+        for _ in self.compile_each(keys, show_progress=show_progress):
             pass
 
     def compile_each(
@@ -184,7 +173,6 @@ class CompiledPrograms[Key: Hashable](dict[Key, jax.stages.Compiled]):
 
         Args:
             keys: the programs wanted; others that were begun go on compiling.
-            show_progress: a progress bar on stderr.
             in_order: yields the missing ones in the order in which to lower them.
 
         Yields:

@@ -11,13 +11,7 @@ _PATIENCE_S = 0.5  # programs found in the cache load in less
 
 @contextlib.contextmanager
 def compile_notice(count: int, *, enabled: bool, patience_s: float = _PATIENCE_S) -> Iterator[None]:
-    """Write a line to stderr when the block takes long, and another with its time at its end.
-
-    Args:
-        count: programs that are compiled inside.
-        enabled: False writes nothing.
-        patience_s: seconds before the first line.
-    """
+    """Write a line to stderr when the block takes long, and another with its time at its end."""
     programs = f"{count} program{'s' * (count != 1)}"
     start = time.perf_counter()
     timer = threading.Timer(patience_s, _say, [f"compiling {programs} ..."])

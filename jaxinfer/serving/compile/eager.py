@@ -15,9 +15,6 @@ class EagerProgram:
     Its arguments and all that it computes are arrays with values, so that breakpoints, `print` and
     conditions on values work inside, also in JAX's loops, which are Python's here. Nothing is
     donated: each write to the pages copies them.
-
-    Args:
-        program: a program of eager `Programs`.
     """
 
     def __init__(self, program: Program) -> None:

@@ -82,10 +82,6 @@ class JaxSettings:
 def check_matmul_precision(mesh: Mesh, dtype: DTypeLike) -> None:
     """Check, before any request, that the devices have products of the precision that is set.
 
-    Args:
-        mesh: the devices.
-        dtype: of the operands.
-
     Raises:
         ValueError: names the setting and the devices.
     """

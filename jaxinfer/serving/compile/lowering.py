@@ -28,7 +28,6 @@ def start_lowering(compilation_cache_dir: str | None, *, keeps: bool) -> "Loweri
     """The `Lowering` of an engine, with stores below that directory unless caches are off.
 
     Args:
-        compilation_cache_dir: as in `EngineConfig`.
         keeps: whether the engine keeps executables itself; otherwise JAX's cache does, if it is on.
     """
     traced = store_directory(compilation_cache_dir, "traced")
@@ -50,12 +49,9 @@ class Lowering:
         executables: the store of executables; None leaves keeping them to JAX.
 
     Attributes:
-        seconds: spent here so far.
-        num_traced: programs traced so far.
         num_read: programs found on disk, traced or compiled.
         num_lowered: programs handed over to be compiled, or found by JAX; all others were found
             compiled in `executables`.
-        executables: the argument.
     """
 
     def __init__(
@@ -73,10 +69,6 @@ class Lowering:
         """Start worker processes if a program is missing, since others will be missing, too.
 
         They import JAX while the caller goes on. Call `close` when all is lowered.
-
-        Args:
-            programs: the engine's.
-            key: one of them.
         """
         if self._store is None or self._workers is not None or not _is_for_workers(programs, key):
             return
@@ -85,12 +77,7 @@ class Lowering:
             self._workers.prepare()
 
     def trace(self, programs: Programs, keys: Sequence[ProgramKey]) -> None:
-        """Let worker processes, if `prepare` has started some, trace missing programs; don't wait.
-
-        Args:
-            programs: the engine's.
-            keys: programs that are going to be lowered later.
-        """
+        """Let worker processes, if `prepare` started some, trace missing programs; don't wait."""
         if self._workers is not None:
             self._hand_over(programs, self._missing(programs, keys))
 
@@ -98,10 +85,6 @@ class Lowering:
         """Let worker processes trace programs that are slow to trace and missing from the store.
 
         Call `close` when all is lowered.
-
-        Args:
-            programs: the engine's.
-            keys: programs that are going to be lowered.
 
         Yields:
             The same keys, as soon as they can be lowered; at first programs not for workers, to be
@@ -139,13 +122,7 @@ class Lowering:
             self._workers = None
 
     def lower(self, programs: Programs, key: ProgramKey, options: Mapping[str, Any]) -> Lowered:
-        """Lower one program for the engine's mesh, unless it is found compiled.
-
-        Args:
-            programs: the engine's.
-            key: one of them.
-            options: XLA's options for this program.
-        """
+        """Lower one program for the engine's mesh, unless it is found compiled."""
         start = time.perf_counter()
         try:
             if self.executables is None:

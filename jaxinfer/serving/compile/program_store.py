@@ -54,9 +54,6 @@ class ProgramStore:
     """A directory of traced programs, each under a digest of everything that it depends on.
 
     See `Entries` for valid entries and disk errors.
-
-    Args:
-        directory: made when first written to.
     """
 
     def __init__(self, directory: str | Path) -> None:

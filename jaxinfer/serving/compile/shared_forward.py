@@ -18,11 +18,7 @@ from jaxinfer.serving.programs.steps import KVCache, StepContext, feed_last_toke
 
 
 class SharedForward:
-    """`feed_last_tokens` that remembers its traced forward passes.
-
-    Args:
-        platform: to lower for, as `jax.export` names it.
-    """
+    """`feed_last_tokens` that remembers its traced forward passes."""
 
     def __init__(self, platform: str) -> None:
         self._platform = platform

@@ -24,11 +24,7 @@ _LONGEST_GROUP = 4  # of programs that one process traces, because they have ker
 
 
 class TracingWorkers:
-    """Processes that trace programs into a store. `close` ends them.
-
-    Args:
-        store: receives the traced programs.
-    """
+    """Processes that trace programs into a store. `close` ends them."""
 
     def __init__(self, store: ProgramStore) -> None:
         self._store = store

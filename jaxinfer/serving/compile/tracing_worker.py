@@ -32,13 +32,8 @@ class Task:
     Attributes:
         context: the fields of the engine's `StepContext`, whose mesh is only described.
         params: as `Programs` has them, on that mesh.
-        num_blocks: of `Programs`.
-        num_slots: of `Programs`.
-        texts: of `Programs`.
         work: the identity that each program is saved under.
-        directory: the store's directory.
         platform: the platform to lower for, as `jax.export` names it.
-        settings: JAX's settings, by name.
     """
 
     context: Mapping[str, Any]
@@ -58,10 +53,7 @@ def make_task(
     """A task for a worker, with JAX's settings as they are here.
 
     Args:
-        programs: the engine's.
         work: programs that hold no custom function, with the identities they are saved under.
-        store: the store.
-        platform: the platform to lower for, as `jax.export` names it.
     """
     mesh = programs.context.mesh
     abstract: Any = AbstractMesh(

@@ -24,8 +24,6 @@ def warm_up(
     """Run the programs that answers will wait for once on padding, each to its end.
 
     Args:
-        programs: the engine's.
-        keys: the programs.
         call: ``call(key, *arguments)`` runs a compiled program.
         resident: all but the parameters are donated.
         watching: a context manager inside which one program runs to its end.

@@ -6,11 +6,7 @@ from jaxinfer.serving.constraints.constraint import NextToken, TokenEdits
 
 
 class BadWords:
-    """Phrases that an answer must not contain.
-
-    Args:
-        phrases: token ids of each; phrases of one token are banned permanently in the slot.
-    """
+    """Phrases, as token ids, that an answer must not contain; a slot bans those of one token."""
 
     starts_at = 0
 

@@ -43,7 +43,6 @@ class NextToken(NamedTuple):
     """The restrictions on a request's next token.
 
     Attributes:
-        edits: of its logits.
         forced: the next tokens, in order, if they are determined and need no sampling.
         mask: computes the allowed next tokens; None leaves the slot's mask as it is.
     """
@@ -77,7 +76,6 @@ class ConstraintSource(Protocol):
         """A new request's constraint, or None; compiles what `start_all` has not.
 
         Args:
-            params: the request's sampling parameters.
             prompt: its `pack_ids`, which may have opened the thinking.
             stage: the thinking's stage at the prompt's end; None derives it from the prompt's
                 tokens.

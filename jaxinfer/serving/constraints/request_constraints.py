@@ -24,8 +24,6 @@ class RequestConstraints:
 
     Args:
         tokenizer: of the model; None refuses requests that need a constraint.
-        vocab_size: V.
-        eos_token_ids: tokens that end an answer.
         grammars: compiles grammars; made from the other arguments by default.
     """
 

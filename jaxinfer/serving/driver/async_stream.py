@@ -22,7 +22,6 @@ async def stream_request_async(
     share its label.
 
     Args:
-        driver: runs the request.
         request: its sink is replaced.
         keeps: an object to keep alive as long as the stream: its finalizer would close the engine.
 

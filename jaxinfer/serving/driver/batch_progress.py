@@ -10,14 +10,9 @@ from jaxinfer.progress import ProgressBar
 def show_progress(
     outputs: Iterable[RequestOutput], count: int, use_tqdm: bool | Callable[..., Any]
 ) -> None:
-    """Go through last outputs as they come; a progress bar shows their number and the throughput.
+    """Go through last outputs as they come; a progress bar shows their number and throughput.
 
     It is that of answers or, where there are none, of prompts.
-
-    Args:
-        outputs: last outputs of the requests.
-        count: how many will come.
-        use_tqdm: True, or a factory (see `ProgressBar`).
     """
     num_tokens = num_read = 0
     make = use_tqdm if callable(use_tqdm) else None

@@ -25,7 +25,6 @@ def run_requests(
     Failures of `prefill_only` requests are left to the caller.
 
     Args:
-        driver: runs the requests.
         requests: their output kind is replaced by "final".
         use_tqdm: whether to show a progress bar on stderr, or a factory (see `ProgressBar`).
 

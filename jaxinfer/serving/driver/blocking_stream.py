@@ -17,7 +17,6 @@ def stream_request(
     Closing the iterator, or dropping it, aborts the request.
 
     Args:
-        driver: runs the request.
         request: its output kind is replaced by "delta".
         keeps: an object to keep alive as long as the stream: its finalizer would close the engine.
     """

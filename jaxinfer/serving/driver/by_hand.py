@@ -12,14 +12,7 @@ from jaxinfer.serving.requests.new_request import NewRequest
 
 
 class ByHand:
-    """Requests that advance only while others run or `step` is called.
-
-    Args:
-        stepper: of the engine.
-        compiling: compiles requests' constraints.
-        call: runs an action in the engine's thread, and returns its result.
-        post: leaves it an action.
-    """
+    """Requests that advance only while others run or `step` is called."""
 
     def __init__(
         self,

@@ -47,11 +47,7 @@ class ConstraintQueue:
         self._aborted.discard(key)
 
     def take(self, requests: Sequence[NewRequest]) -> tuple[list[NewRequest], list[str]]:
-        """End the wait of requests.
-
-        Returns:
-            The requests that were not dropped, and the keys of the aborted ones among them.
-        """
+        """End the wait of requests: those not dropped, and the keys of the aborted among them."""
         taken = [each for each in requests if each.key in self._labels]
         aborted = [each.key for each in taken if each.key in self._aborted]
         for each in taken:

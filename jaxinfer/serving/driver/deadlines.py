@@ -16,12 +16,7 @@ class Deadlines:
         self._next = math.inf  # no moment is before it
 
     def add(self, request: NewRequest, since: float) -> None:
-        """Note a request's time limit, if it has one.
-
-        Args:
-            request: which is to `end`.
-            since: when it arrived, by `time.monotonic`.
-        """
+        """Note a request's time limit, if it has one."""
         if (seconds := request.params.timeout) is not None:
             self._limits[request.key] = since + seconds
             self._next = min(self._next, since + seconds)
@@ -38,12 +33,7 @@ class Deadlines:
         return [key for key, moment in self._limits.items() if moment <= now]
 
     def end(self, key: str, output: Any = None) -> None:
-        """Forget a request.
-
-        Args:
-            key: of any request.
-            output: its last one, which tells if its time was over.
-        """
+        """Forget a request; its last `output` tells if its time was over."""
         moment = self._limits.pop(key, math.inf)
         if isinstance(output, RequestOutput) and time.monotonic() >= moment:
             for completion in output.outputs:

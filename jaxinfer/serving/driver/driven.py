@@ -12,15 +12,7 @@ from jaxinfer.serving.requests.new_request import NewRequest, Sink
 
 
 class DrivenRequests:
-    """For the engine's thread alone.
-
-    Args:
-        stepper: of the engine.
-        compiling: requests that wait for their constraints.
-
-    Attributes:
-        is_closed: whether the engine is.
-    """
+    """For the engine's thread alone."""
 
     def __init__(self, stepper: Stepper, compiling: ConstraintQueue) -> None:
         self._stepper = stepper

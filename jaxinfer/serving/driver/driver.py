@@ -39,8 +39,6 @@ class Driver:
             RuntimeError if the engine is closed.
         submit_soon, call_async: see `Submissions`.
         abort_labels: see `DrivenRequests`; only in the engine's thread.
-        by_hand: requests that a caller steps.
-        owner: the engine's thread.
         pauses: weight swaps, pauses and sleep.
         is_closing: whether `close` or `close_soon` was called.
     """

@@ -25,7 +25,6 @@ class OwnerThread:
     never closes it can still exit.
 
     Args:
-        name: of the thread.
         advance: does a piece of the thread's own work and returns whether more remains; called
             after every round of actions.
         within: makes a block that the thread is in from its begin to its end.

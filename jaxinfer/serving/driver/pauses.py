@@ -13,12 +13,7 @@ or are aborted."""
 
 
 class Pauses:
-    """What is done between steps, in the engine's thread: by `Driver.call` or `call_async`.
-
-    Args:
-        stepper: of the engine.
-        keys: those of all unfinished requests.
-    """
+    """What is done between steps, in the engine's thread: by `Driver.call` or `call_async`."""
 
     def __init__(self, stepper: Stepper, keys: Callable[[], list[str]]) -> None:
         self._stepper = stepper

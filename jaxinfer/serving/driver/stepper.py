@@ -8,11 +8,7 @@ from jaxinfer.serving.engine.steppable import Steppable
 class Stepper:
     """An engine, with what says whether it may run a step; for the engine's thread.
 
-    Args:
-        engine: one engine, or a group of replicas.
-
     Attributes:
-        engine: as given.
         deadlines: when requests with a time limit must end.
         sleep: which parts of the engine sleep.
     """

@@ -21,8 +21,6 @@ class Submissions:
     """Submits requests and actions without blocking the caller.
 
     Args:
-        owner: the engine's thread.
-        compiling: compiles requests' constraints.
         check_open: raises if the engine is closed; in its thread.
         add_all: hands the engine requests that came at a time, all or none; in its thread.
         abort: ends a request by its key; in the engine's thread.

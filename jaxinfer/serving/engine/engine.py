@@ -44,13 +44,9 @@ class Engine:
     log-probabilities or sink raise. No other request loses a token.
 
     Args:
-        runner: the device.
-        scheduler: chooses the requests of each step.
-        tokenizer: None for token ids only.
         seed: source of the seeds of requests that have none.
         pacing: limits on the tokens of a step; by default it has as many as fit.
         constraints: makes those of requests; None makes none.
-        clock: seconds; for metrics.
 
     Attributes:
         loop: runs the steps.
@@ -147,10 +143,6 @@ class Engine:
     def prepare(self, request: NewRequest, *, seed: int) -> AnyGroup:
         """Check a request and prepare it for `enqueue`; safe beside a step in another thread.
 
-        Args:
-            request: the caller's request.
-            seed: used if its parameters have none.
-
         Raises:
             ValueError: the key is in use, the request can never fit, or its constraint is wrong.
             MissingPackageError: a package that its constraint needs is not installed.
@@ -181,11 +173,7 @@ class Engine:
         return self._scheduler.num_cached_tokens(Request(request.key, request, request.params))
 
     def abort(self, request_id: str) -> bool:
-        """End a request now, in any state; its sink receives a last output.
-
-        Returns:
-            Whether an unfinished request had that id.
-        """
+        """End a request now, in any state, with a last output; False if none is unfinished."""
         return self._requests.abort(request_id)
 
     def drain(self) -> None:

@@ -20,10 +20,6 @@ class HostDependentRows:
     The device waits only for what sampling needs: tokens are passed on to their completions by
     `record`, while the device draws.
 
-    Args:
-        scheduler: of the rows.
-        requests: told of the tokens; an error of a constraint ends its request alone.
-
     Attributes:
         requests: those with a constraint; ended ones leave at the next `find`.
     """

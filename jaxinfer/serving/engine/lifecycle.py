@@ -11,16 +11,7 @@ from jaxinfer.serving.scheduler.scheduler import Scheduler
 
 
 class Lifecycle:
-    """The calls between steps that concern all requests.
-
-    Args:
-        runner: the device.
-        scheduler: has requests computed again, and prefixes forgotten.
-        requests: the unfinished ones.
-        loop: reads what is in flight.
-        recovery: is told if the weights are lost.
-        in_flight: launched steps that were not read yet.
-    """
+    """The calls between steps that concern all requests."""
 
     def __init__(
         self,

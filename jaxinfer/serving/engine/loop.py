@@ -18,18 +18,7 @@ from jaxinfer.spans import EnterSpan
 
 
 class Loop:
-    """Runs steps: the host reads and reports each step while the device runs the next one.
-
-    Args:
-        runner: the device.
-        scheduler: chooses the requests of each step.
-        requests: get the tokens.
-        host_dependent: draws tokens of rows whose constraints read their tokens on the host.
-        recovery: is told of what raises.
-        in_flight: launched steps that were not read yet.
-        pacing: limits on the tokens of a step.
-        step_clock: times steps.
-    """
+    """Runs steps: the host reads and reports each step while the device runs the next one."""
 
     def __init__(
         self,

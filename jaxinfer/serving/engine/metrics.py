@@ -63,10 +63,8 @@ def histogram(name: str, bounds: Sequence[float], counts: Sequence[int], total: 
     """A histogram from the number of values in each bucket.
 
     Args:
-        name: the metric's name.
         bounds: upper bounds of the buckets, ascending.
         counts: the number of values in each bucket, then of values above the last bound.
-        total: the sum of the values.
     """
     sums = list(itertools.accumulate(counts))
     labels = [*(f"{bound:g}" for bound in bounds), "+Inf"]
@@ -86,13 +84,10 @@ class RequestCounts:
         queried_tokens: prompt tokens looked up in the prefix cache.
         generation_tokens: generated tokens read by the host.
         finished: ended requests by finish reason.
-        preemptions: preemptions so far.
         running: requests with a slot.
         waiting: requests without a slot.
         used_blocks: KV blocks allocated to requests.
         usable_blocks: all usable KV blocks.
-        steps: tokens and seconds of the steps.
-        drafts: what became of drafts.
     """
 
     prompt_tokens: int = 0
@@ -122,12 +117,7 @@ class RequestCounts:
         self.drafts = self.drafts.plus(other.drafts)
 
     def metrics(self, *, num_compilations: int, compile_seconds: float) -> list[Metric]:
-        """All numbers as metrics under vLLM's names, with this project's prefix.
-
-        Args:
-            num_compilations: programs compiled since the engine was created.
-            compile_seconds: seconds that steps have waited for compilation.
-        """
+        """All numbers as metrics under vLLM's names, with this project's prefix."""
         gauges = {
             "num_requests_running": self.running,
             "num_requests_waiting": self.waiting,

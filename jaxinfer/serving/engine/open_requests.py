@@ -28,7 +28,6 @@ class OpenRequests:
 
     Args:
         scheduler: runs the completions; a completion that ends here is finished there too.
-        clock: seconds; for metrics.
 
     Attributes:
         table: the unfinished requests.

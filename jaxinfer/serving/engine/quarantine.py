@@ -14,9 +14,7 @@ class _Suspicion:
     """The failures that count against a request.
 
     Attributes:
-        request: the request.
         cleared_at: the number of known tokens at which it is past the step that raised.
-        num_failures: steps containing it that raised since it was last cleared.
         num_alone: failures of steps that contained no other request.
     """
 
@@ -38,9 +36,6 @@ class Quarantine:
     second failing step that are not past the first are bisected: one half runs while all other
     requests wait, then the other half; a half that raises is split again. A request that fails
     twice in a step by itself is at fault. A request that gets past its failed step is cleared.
-
-    Args:
-        scheduler: runs only the half under test.
     """
 
     def __init__(self, scheduler: Scheduler) -> None:
@@ -50,14 +45,7 @@ class Quarantine:
         self._groups: list[list[Request]] = []  # halves to test; the last one runs
 
     def blame(self, requests: Iterable[Request]) -> list[Request]:
-        """Note that a step with these requests raised, before the scheduler starts over.
-
-        Args:
-            requests: the requests of the step; ended ones don't count.
-
-        Returns:
-            The requests at fault, which the caller must end.
-        """
+        """Note that a step with these requests raised; returns those at fault, which must end."""
         suspects = [request for request in requests if not request.is_finished]
         blamed = [self._suspect(request, alone=len(suspects) == 1) for request in suspects]
         guilty = [each.request for each in blamed if each.num_alone >= _GUILTY_AFTER]

@@ -29,13 +29,6 @@ class Fault(NamedTuple):
 class Recovery:
     """Finds the request at fault for a step that raised; no other request loses a token.
 
-    Args:
-        runner: whose cache is allocated anew.
-        scheduler: computes everything again.
-        requests: those that end.
-        host_dependent: has tokens to record before requests end.
-        in_flight: forgotten, since their results are lost with the cache.
-
     Attributes:
         quarantine: the requests under suspicion.
         failure: the error that made the engine refuse requests for good, or None.
@@ -82,15 +75,7 @@ class Recovery:
             self._requests.faults.fail_of(request, f"its step failed twice: {error}", error)
 
     def give_up(self, reason: str, cause: BaseException | None = None) -> StepError:
-        """Fail for good: end every request with the reason "error" and refuse new ones.
-
-        Args:
-            reason: one line.
-            cause: what was raised.
-
-        Returns:
-            The error that later calls raise.
-        """
+        """Fail for good: end all requests with "error", refuse others; the error of later calls."""
         self.failure = self.failure or StepError(reason)
         self._in_flight.clear()
         self._host_dependent.record()

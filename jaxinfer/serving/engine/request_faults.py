@@ -29,12 +29,7 @@ logger = logging.getLogger("jaxinfer")
 
 
 class RequestFaults:
-    """Ends requests early.
-
-    Args:
-        scheduler: runs the completions; one that ends here is finished there too.
-        table: the unfinished requests.
-    """
+    """Ends requests early."""
 
     def __init__(self, scheduler: Scheduler, table: RequestTable) -> None:
         self._scheduler = scheduler

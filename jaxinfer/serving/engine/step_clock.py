@@ -14,14 +14,6 @@ class StepClock:
 
     The device runs steps in order, so a step lasts from its launch, or from the end of the previous
     step if that is later, until it is read.
-
-    Args:
-        pool: the block pool of the requests.
-        clock: seconds.
-
-    Attributes:
-        counts: of the steps that were read.
-        now: the clock.
     """
 
     def __init__(self, pool: BlockPool, clock: Callable[[], float]) -> None:

@@ -18,17 +18,13 @@ class StepCounts:
     every other step all rows decode.
 
     Attributes:
-        prefill_steps: the number of prefill steps.
         prefill_seconds: from the launch, or the end of the previous step, to the end.
         prefill_tokens: tokens fed in rows of more than one token.
         prefill_pairs: pairs of a prefill token and a token that it attends to.
-        decode_steps: the number of decode steps.
-        decode_seconds: as `prefill_seconds`.
         decode_tokens: tokens fed in decode steps, drafts included.
         decode_context_tokens: tokens whose keys and values the steps read, shared tokens counted
             once; an estimate from the allocated blocks, to half a block a row.
         step_tokens: steps by tokens fed: a count for each bucket of `STEP_TOKEN_BOUNDS`.
-        step_tokens_sum: tokens fed in all steps.
     """
 
     prefill_steps: int = 0

@@ -15,15 +15,7 @@ def take_readouts(
     schedule: Schedule,
     result: StepResult,
 ) -> None:
-    """Hand out a step's readouts, before its tokens; a request whose value is not finite ends.
-
-    Args:
-        table: the unfinished requests.
-        faults: ends those whose processing raises.
-        weight_version: of the step.
-        schedule: the step.
-        result: what it gave.
-    """
+    """Hand out a step's readouts, before its tokens; a request whose value is not finite ends."""
     for name, values in result.readouts.items():
         for row, value in zip(schedule.rows, values, strict=True):
             member = table.members.get(row.request.request_id)

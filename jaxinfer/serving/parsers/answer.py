@@ -82,7 +82,6 @@ class AnswerParser:
         """The pieces that are certain once `text` has come.
 
         Args:
-            text: the next part.
             state: the reasoning's state, if tokens decide it and the text has no tags of it; see
                 `Qwen3ReasoningParser.feed_at`. None: tags in the text decide.
         """
@@ -113,12 +112,7 @@ class AnswerParser:
 
 
 def parse_answer(text: str, **options: Any) -> ParsedAnswer:
-    """Split a whole answer, such as one of `LLM.chat`.
-
-    Args:
-        text: the answer.
-        options: as for `AnswerParser`.
-    """
+    """Split a whole answer, such as one of `LLM.chat`; options as for `AnswerParser`."""
     parser = AnswerParser(**options)
     return assemble([*parser.feed(text), *parser.finish()])
 

@@ -32,9 +32,7 @@ def coder_call(
     """A rule for a call, after `<tool_call>`, and the rules that it needs.
 
     Args:
-        index: of the function.
         function: as in a tool; the keywords of its schema can be enforced.
-        end_of_call: the tag as the grammar writes it.
         write_json: writes the values that are not texts.
 
     Raises:

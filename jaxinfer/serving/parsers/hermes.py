@@ -36,11 +36,7 @@ _BETWEEN = re.compile(r"[\s,;\[\]]*+")
 
 
 class HermesToolParser(ToolParser):
-    """Reads `<tool_call>` blocks.
-
-    Args:
-        tools: not needed; other parsers read the types of arguments there.
-    """
+    """Reads `<tool_call>` blocks; it needs no tools."""
 
     def __init__(self, tools: Sequence[Mapping[str, Any]] = ()) -> None:
         del tools

@@ -32,23 +32,14 @@ _read = json.JSONDecoder().raw_decode
 
 
 class Member(NamedTuple):
-    """A value of an object.
-
-    Attributes:
-        value: as Python has it.
-        text: its JSON, as written.
-    """
+    """A value of an object, as Python has it and as written."""
 
     value: Any
     text: str
 
 
 def object_members(text: str, start: int = 0) -> tuple[dict[str, Member], int]:
-    """The members of a JSON object, by name (the last of each name), and the position of its end.
-
-    Args:
-        text: it may go on behind the object.
-        start: the index of the object's begin.
+    """The members of a JSON object, by name (the last of each), and its end.
 
     Raises:
         ValueError: it is not an object, or is empty or has more than 64 members.

@@ -12,15 +12,11 @@ AUTO, NONE = "auto", "none"
 
 
 def tool_parser_name(choice: str, chat_template: str | None) -> str | None:
-    """The tool parser to use.
+    """The tool parser to use, of `TOOL_PARSER_NAMES`, or None for none.
 
     Args:
         choice: a name in `TOOL_PARSER_NAMES`, "none", or "auto" for the one that the template
             suggests.
-        chat_template: the model's.
-
-    Returns:
-        A name in `TOOL_PARSER_NAMES`, or None for none.
 
     Raises:
         ValueError: there is no parser of that name.

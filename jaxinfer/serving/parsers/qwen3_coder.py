@@ -59,11 +59,7 @@ _FOLLOWING: Mapping[tuple[str, ...], tuple[re.Pattern[str], re.Pattern[str]]] = 
 
 
 class Qwen3CoderToolParser(ToolParser):
-    """Reads `<function=...>` blocks, within `<tool_call>` or without.
-
-    Args:
-        tools: of the request; their schemas say which values are texts.
-    """
+    """Reads `<function=...>` blocks, within `<tool_call>` or without; schemas tell texts apart."""
 
     def __init__(self, tools: Sequence[Mapping[str, Any]] = ()) -> None:
         super().__init__()

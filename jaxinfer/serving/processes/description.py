@@ -59,15 +59,7 @@ def describe_model(
     eos_token_ids: tuple[int, ...],
     hooks: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """Weights and tokenizer as fingerprints, and the names of the user's own functions.
-
-    Args:
-        directory: of the model, or None.
-        params: the caller's own, or None.
-        tokenizer: None for token ids only.
-        eos_token_ids: tokens that end an answer.
-        hooks: functions compiled into the step, or None, by argument.
-    """
+    """Weights and tokenizer as fingerprints, and the names of the user's own functions."""
     weights = params_fingerprint(params) if directory is None else file_fingerprint(directory)
     names = {
         name: None if hook is None else getattr(hook, "__qualname__", type(hook).__qualname__)

@@ -24,8 +24,6 @@ class Leader:
     """Process 0's engine, which takes the requests and tells the others: a `Steppable`.
 
     Args:
-        engine: this process's own.
-        group: the processes.
         seed: of the engine; requests without a seed get theirs here.
     """
 
@@ -138,12 +136,7 @@ class Leader:
 
 
 class Follower:
-    """Another process's engine, which does what process 0's does and takes no requests.
-
-    Args:
-        engine: this process's own.
-        group: the processes.
-    """
+    """Another process's engine, which does what process 0's does and takes no requests."""
 
     def __init__(self, engine: Engine, group: ProcessGroup) -> None:
         self._engine = engine

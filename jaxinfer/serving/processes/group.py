@@ -38,9 +38,6 @@ _number = itertools.count()
 def meet(timeout: float = START_TIMEOUT_S) -> "ProcessGroup | None":
     """The processes of the next engine, once all are there; None if JAX knows of no other.
 
-    Args:
-        timeout: seconds to wait for the others.
-
     Raises:
         DistributedError: another process has ended or did not come in time; names it.
     """
@@ -63,12 +60,6 @@ class ProcessGroup:
     A process that reports its failure raises an exception in the others, where they wait for each
     other, and ends any process that does not notice within seconds, because a collective that waits
     for it would never end. Processes that are killed are left to JAX, which ends the others.
-
-    Args:
-        process_id: this process's number.
-        num_processes: number of processes.
-        client: of JAX's coordination service.
-        prefix: prefix of all of this group's keys.
     """
 
     def __init__(self, process_id: int, num_processes: int, client: Any, prefix: str) -> None:
@@ -96,12 +87,7 @@ class ProcessGroup:
         return self._is_over.is_set() or self._failure is not None
 
     def agree(self, topic: str, value: Any, *, timeout: float = float("inf")) -> list[Any]:
-        """Every process's value, in order of process ids; all processes call it.
-
-        Args:
-            topic: names the exchange.
-            value: plain JSON data.
-            timeout: seconds to wait for the others.
+        """Every process's plain JSON value, in order of process ids; all processes call it.
 
         Raises:
             DistributedError: another process has failed; says which and why.
@@ -116,10 +102,6 @@ class ProcessGroup:
         self, description: Mapping[str, Any], fix: str = "start all of them alike"
     ) -> None:
         """Raise on every process, naming the first difference, unless all descriptions are equal.
-
-        Args:
-            description: plain JSON data, by name.
-            fix: the remedy in the error.
 
         Raises:
             DistributedError: names what differs, and the processes.
@@ -141,13 +123,7 @@ class ProcessGroup:
     def get(
         self, key: str, owner: int, *, timeout: float = float("inf"), notice: str | None = None
     ) -> Any:
-        """Wait for a value that another process stores, and return it.
-
-        Args:
-            key: as in `put`.
-            owner: the process.
-            timeout: seconds to wait.
-            notice: printed if that takes long.
+        """Wait for a value that another process stores; if that takes long, print `notice`.
 
         Raises:
             DistributedError: a process has failed or ended, or did not come in time; says which.

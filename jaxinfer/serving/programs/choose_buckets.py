@@ -64,10 +64,6 @@ def choose_buckets(
     """Buckets for an engine: dense on a GPU, few on a CPU, where compiling is what start-up costs.
 
     Args:
-        max_num_seqs: most rows of a step.
-        max_num_batched_tokens: most tokens of a step.
-        max_model_len: most tokens of a sequence.
-        block_size: S.
         platform: "cpu" or that of an accelerator.
         num_decode_steps: decode steps of a launch of few rows.
         weight_bytes: of the parameters on a device; large ones get more buckets of tokens.

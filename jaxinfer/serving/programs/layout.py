@@ -8,9 +8,10 @@ are declared in `slots/step_data.py`.
 import functools
 import itertools
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
@@ -22,7 +23,7 @@ from jaxinfer.serving.sampling.layout import Column, SamplingArrays, num_special
 from jaxinfer.serving.slots.step_data import Datum, Padding, data_of
 
 _ALIGNMENT = 64  # int32 words: 256 bytes
-_PREFILL_DATA, _DECODE_DATA = data_of("prefill"), data_of("decode")
+_DATA = {"prefill": data_of("prefill"), "decode": data_of("decode")}
 
 
 class SampledRows(NamedTuple):
@@ -31,7 +32,6 @@ class SampledRows(NamedTuple):
     Attributes:
         slots: int32 ``[B]``, index into last_tokens of each sampled token.
         fed: int32 ``[B]``, each row's last token before it.
-        sampling: each row's sampling parameters.
     """
 
     slots: Any
@@ -66,8 +66,56 @@ def _sampling_shapes(rows: int) -> tuple[tuple[int, ...], ...]:
     return (rows, len(Column)), (num_special_rows(rows),)
 
 
+class StepShape(ABC):
+    """What the buckets of both kinds of steps have."""
+
+    kind: ClassVar[Literal["prefill", "decode"]]
+    extra: tuple[Datum, ...]
+
+    @property
+    def data(self) -> tuple[Datum, ...]:
+        """All that is packed first, in that order."""
+        return _DATA[self.kind] + data_of(self.kind, self.extra) if self.extra else _DATA[self.kind]
+
+    @property
+    def size(self) -> int:
+        """Length of the packed vector."""
+        return _places(self)[0]
+
+    @abstractmethod
+    def array_shapes(self) -> list[tuple[int, ...]]:
+        """Shapes of all arrays in the vector: `data`, a decode's `shared`, then `sampling`'s."""
+
+    def arrays(self, packed: Any) -> list[Any]:
+        """The arrays inside a packed vector, as `array_shapes` has them (NumPy: views)."""
+        return _arrays(packed, _places(self)[1])
+
+    def split(self, packed: Any) -> StepInputs:
+        """The arrays inside a packed vector ``[size]`` by name (NumPy: writable views)."""
+        arrays = self.arrays(packed)
+        named = _named(self.data, arrays)
+        return named._replace(shared=self.shared(arrays), sampling=self.sampling(arrays))
+
+    def shared(self, arrays: Sequence[Any]) -> SharedPrefixes | None:
+        """The arrays of shared prefixes; None if they are not searched for."""
+        return None
+
+    def sampling(self, arrays: Sequence[Any]) -> SamplingArrays:
+        """The last of the arrays: the rows' sampling parameters."""
+        return SamplingArrays(arrays[-2], special=arrays[-1])
+
+    def blank(self) -> np.ndarray:
+        """A packed vector of padding alone, with zeros where padding differs between steps."""
+        packed = np.zeros(self.size, np.int32)
+        if self.extra:
+            for datum, array in zip(self.data, self.arrays(packed), strict=False):
+                if not isinstance(datum.padding, Padding):
+                    array[...] = datum.padding
+        return packed
+
+
 @dataclass(frozen=True)
-class PrefillShape:
+class PrefillShape(StepShape):
     """Bucket of a prefill step.
 
     Attributes:
@@ -84,33 +132,7 @@ class PrefillShape:
     width: int
     all_tokens: bool = False
     extra: tuple[Datum, ...] = ()
-
-    @property
-    def data(self) -> tuple[Datum, ...]:
-        """All that is packed first, in that order."""
-        return _PREFILL_DATA + data_of("prefill", self.extra) if self.extra else _PREFILL_DATA
-
-    @property
-    def size(self) -> int:
-        """Length of the packed vector."""
-        return _places(self)[0]
-
-    def arrays(self, packed: Any) -> list[Any]:
-        """The arrays inside a packed vector: `data`, then `sampling`'s (NumPy: views)."""
-        return _arrays(packed, _places(self)[1])
-
-    def split(self, packed: Any) -> StepInputs:
-        """The arrays inside a packed vector ``[size]`` by name (NumPy: writable views)."""
-        arrays = self.arrays(packed)
-        return _named(self.data, arrays)._replace(sampling=self.sampling(arrays))
-
-    def sampling(self, arrays: Sequence[Any]) -> SamplingArrays:
-        """The last of the arrays: the rows' sampling parameters."""
-        return SamplingArrays(arrays[-2], special=arrays[-1])
-
-    def blank(self) -> np.ndarray:
-        """A packed vector of padding alone, with zeros where padding differs between steps."""
-        return _blank(self)
+    kind: ClassVar = "prefill"
 
     def array_shapes(self) -> list[tuple[int, ...]]:
         """Shapes of all arrays in the vector."""
@@ -119,7 +141,7 @@ class PrefillShape:
 
 
 @dataclass(frozen=True)
-class DecodeShape:
+class DecodeShape(StepShape):
     """Bucket of a decode step.
 
     Attributes:
@@ -134,38 +156,11 @@ class DecodeShape:
     width: int
     work_items: int = 0
     extra: tuple[Datum, ...] = ()
-
-    @property
-    def data(self) -> tuple[Datum, ...]:
-        """All that is packed first, in that order."""
-        return _DECODE_DATA + data_of("decode", self.extra) if self.extra else _DECODE_DATA
-
-    @property
-    def size(self) -> int:
-        """Length of the packed vector."""
-        return _places(self)[0]
-
-    def arrays(self, packed: Any) -> list[Any]:
-        """The arrays inside a packed vector: `data`, then `shared`'s, then `sampling`'s."""
-        return _arrays(packed, _places(self)[1])
-
-    def split(self, packed: Any) -> StepInputs:
-        """The arrays inside a packed vector ``[size]`` by name (NumPy: writable views)."""
-        arrays = self.arrays(packed)
-        named = _named(self.data, arrays)
-        return named._replace(shared=self.shared(arrays), sampling=self.sampling(arrays))
+    kind: ClassVar = "decode"
 
     def shared(self, arrays: Sequence[Any]) -> SharedPrefixes | None:
         """The arrays of shared prefixes; None if they are not searched for."""
         return SharedPrefixes(*arrays[len(self.data) : -2]) if self.work_items else None
-
-    def sampling(self, arrays: Sequence[Any]) -> SamplingArrays:
-        """The last of the arrays: the rows' sampling parameters."""
-        return SamplingArrays(arrays[-2], special=arrays[-1])
-
-    def blank(self) -> np.ndarray:
-        """A packed vector of padding alone, with zeros where padding differs between steps."""
-        return _blank(self)
 
     def array_shapes(self) -> list[tuple[int, ...]]:
         """Shapes of all arrays in the vector."""
@@ -191,16 +186,6 @@ def _named(data: Sequence[Datum], arrays: Sequence[Any]) -> StepInputs:
     return StepInputs(**named, of_tokens=of_tokens, of_rows=of_rows)
 
 
-def _blank(shape: PrefillShape | DecodeShape) -> np.ndarray:
-    """A vector of padding that is the same in every step."""
-    packed = np.zeros(shape.size, np.int32)
-    if shape.extra:
-        for datum, array in zip(shape.data, shape.arrays(packed), strict=False):
-            if not isinstance(datum.padding, Padding):
-                array[...] = datum.padding
-    return packed
-
-
 def _shapes(data: Sequence[Datum], T: int, B: int, W: int) -> list[tuple[int, ...]]:
     shapes: dict[str, tuple[int, ...]] = {
         "token": (T,),
@@ -219,7 +204,7 @@ class _Place(NamedTuple):
 
 
 @functools.cache  # few shapes, and a step asks several times
-def _places(shape: PrefillShape | DecodeShape) -> tuple[int, list[_Place]]:
+def _places(shape: StepShape) -> tuple[int, list[_Place]]:
     """The length of the packed vector, and where each array lies in it."""
     places, start = [], 0
     for i, each in enumerate(shape.array_shapes()):

@@ -10,12 +10,7 @@ from jaxinfer.serving.programs.programs import Program, Programs
 
 
 def all_programs(buckets: Buckets, *, swaps: bool) -> list[ProgramKey]:
-    """The keys of all programs that an engine may run, the slowest to compile first.
-
-    Args:
-        buckets: the shapes.
-        swaps: whether blocks move to host memory.
-    """
+    """The keys of all programs that an engine may run, the slowest to compile first."""
     return [key for kind in _kinds(buckets) for key in kind.keys(buckets, swaps=swaps)]
 
 

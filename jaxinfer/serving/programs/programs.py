@@ -33,7 +33,6 @@ class Programs:
         params: tree of ``jax.ShapeDtypeStruct`` with the shardings of the real parameters.
         num_blocks: P.
         num_slots: length of last_tokens, max_num_seqs + 1.
-        forward: `feed_last_tokens`, or its replacement.
         texts: sizes of the texts that drafts are made from; None without drafts.
         is_eager: functions are called on one device without compiling, by `EagerProgram`.
         samples: whether the engine samples, for which it keeps a state of each slot.

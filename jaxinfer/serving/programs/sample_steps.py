@@ -120,19 +120,11 @@ def sampled_decode_step(
 ) -> tuple[KVCache, Int32[Array, " slots"], Int32[Array, "*steps B columns"]]:
     """`steps.decode_step` and `sample_step` in one program, for one launch instead of two.
 
-    Args:
-        params: the parameter tree.
-        kv: the pages; donated.
+    Args as of `steps.decode_step` and `sample_step`, but for:
         packed: the first step's batch, laid out by the shape; tables have room for all steps.
         last_tokens: newest token of each slot; donated.
-        allowed: the masks of the slots' edits.
-        peers: this device's row of `PeerBuffers.peers`; None leaves all sums to XLA.
-        context: static.
-        shape: the bucket; static.
-        mode: as in `sample_step`; static.
         num_steps: more than one for a multi-step decode, in which each step feeds the tokens
             sampled by the one before it; static.
-        forward: replaces `feed_last_tokens`; static.
 
     Returns:
         The pages, the newest tokens, and the results for the host (see `result.py`), stacked over

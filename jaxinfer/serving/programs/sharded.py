@@ -24,7 +24,6 @@ class Program:
         function: on arrays of all devices.
         arguments: trees of ``jax.ShapeDtypeStruct``.
         donate: which arguments' memory the results take.
-        out_shardings: of the results.
     """
 
     name: str

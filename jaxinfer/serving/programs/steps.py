@@ -66,10 +66,6 @@ class StepContext:
     """Settings that are fixed for an engine's life and static in every step.
 
     Attributes:
-        config: the model's shape.
-        mesh: the devices.
-        rules: map logical axes to mesh axes.
-        kernels: the kernels of all ops.
         block_size: S, tokens in a page.
         dtype: of activations, by name; each weight has its own.
         peer_buffers: whether small sums go through the devices' peer buffers (`peer_buffers.py`).
@@ -77,7 +73,6 @@ class StepContext:
         sampler: a user's replacement of the draw.
         max_logprobs: most likeliest tokens that a step reports.
         logprobs_mode: the distribution whose log-probabilities mode "full" reports.
-        kv_cache_dtype: the dtype of pages.
         loop: passes tokens through the layers.
     """
 
@@ -213,14 +208,7 @@ def decode_step(
 ) -> tuple[KVCache, Float[Array, "B E"], Int32[Array, " rows"]]:
     """Run the layers over each row's newest token; its key and value go where the tables say.
 
-    Args:
-        params: the parameter tree.
-        kv: the pages; donated.
-        packed: a batch laid out by the shape.
-        last_tokens: newest token of each slot.
-        peers: this device's row of `PeerBuffers.peers`; None leaves all sums to XLA.
-        context: static.
-        shape: the bucket; static.
+    Args as of `prefill_step`, but for:
         forward: replaces `feed_last_tokens`; static.
 
     Returns:

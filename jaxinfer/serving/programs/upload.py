@@ -10,10 +10,6 @@ def upload(tree: Any, sharding: Sharding) -> Any:
     """The NumPy arrays of a tree on their devices; they must not change afterwards.
 
     `jax.device_put` takes the host three times as long, because it is more general.
-
-    Args:
-        tree: NumPy arrays.
-        sharding: sharding of every leaf.
     """
 
     def place(values: Any) -> jax.Array:

@@ -12,12 +12,7 @@ from jaxinfer.serving.runner.runner import Runner
 
 
 def memory_report(runner: Runner, asleep: Collection[SleepTag] = ()) -> MemoryReport:
-    """The memory report of a runner's devices, by owner and phase; from any thread.
-
-    Args:
-        runner: an engine's runner.
-        asleep: its parts that sleep, and so hold nothing now.
-    """
+    """The memory report of a runner's devices, of which parts may sleep; from any thread."""
     memory = runner.memory
     now = memory_mark("generating", memory.devices)
     device, largest, held = memory.devices[0], memory.largest_program(), memory.held

@@ -26,7 +26,6 @@ class StepRecorder:
 
     Args:
         engine: observed until the schedule is done, or `close`.
-        runner: its device side.
         directory: takes a directory `cycle-N` for each repetition.
         schedule: the steps to record.
 

@@ -17,9 +17,6 @@ class StepTimer:
     Steps in flight are read before it begins and before it ends; in between, the engine launches
     ahead as usual.
 
-    Args:
-        started: observed until `close`.
-
     Attributes:
         steps: the steps that were launched and read; filled by `close`.
     """

@@ -17,7 +17,6 @@ class Member:
     """A replica with its requests and their load.
 
     Attributes:
-        index: the replica's index.
         started: its engine and its two sides.
         replica: the runner of its engine, in a thread of its own or in turn.
         num_requests: unfinished requests that were sent to it.

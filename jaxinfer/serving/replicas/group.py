@@ -39,7 +39,6 @@ class ReplicaGroup:
     with the reason "error", the others' go on.
 
     Args:
-        started: the replicas' engines.
         token_budget: most tokens of a replica's step.
         max_num_seqs: most sequences that a replica runs at once.
         seed: source of the seeds of requests without one of their own.
@@ -110,11 +109,7 @@ class ReplicaGroup:
         self._front.send_while_there_is_room(self._alive())
 
     def abort(self, request_id: str) -> bool:
-        """End a request after the step that its replica is in; its sink gets a last output.
-
-        Returns:
-            True if there was an unfinished request of that id.
-        """
+        """End a request after its replica's step, with a last output; False if there is none."""
         request = self._front.get(request_id)
         if request is None:
             return False

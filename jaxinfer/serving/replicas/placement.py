@@ -16,10 +16,6 @@ def replica_params(params: Mapping[str, Any], wanted: Mapping[str, Any]) -> dict
     An array on a larger mesh, or on other devices, is used without a copy if this replica's devices
     hold exactly the shards that they need; otherwise it is copied to them.
 
-    Args:
-        params: JAX or NumPy arrays.
-        wanted: the replica's tree of `jax.ShapeDtypeStruct`, from `describe_params`.
-
     Raises:
         ValueError: names the first leaf that is missing, unknown, or of another shape or dtype.
         TypeError: a leaf is no array.

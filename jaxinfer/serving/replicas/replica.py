@@ -18,9 +18,6 @@ _MOST_STEPS_IN_A_ROW = 8
 class ReplicaInTurn:
     """An engine that runs in the thread of its caller.
 
-    Args:
-        engine: used by this replica only.
-
     Attributes:
         engine: the engine; `prepare` and `num_cached_tokens` may be called at any time.
         failure: the error of its last step; such an engine has failed for good.
@@ -57,8 +54,6 @@ class ReplicaThread:
     Attributes as in `ReplicaInTurn`.
 
     Args:
-        engine: used by this replica only.
-        name: the thread's name.
         wake: called in the thread when requested steps have ended.
         wants_to_go_on: returns True if another step may follow without a report; called in the
             thread after each step.

@@ -11,7 +11,6 @@ class ReplicaView:
     """The router's view of a replica.
 
     Attributes:
-        index: the replica's index.
         num_cached_tokens: leading tokens of the new request's prompt that it has in its cache.
         num_sequences: unfinished sequences that were sent to it.
         load: `request_load` of these, added up.
@@ -45,9 +44,6 @@ def choose_replica(replicas: Sequence[ReplicaView]) -> int:
     computed it, so a replica with more than 8 sequences and 1.5 times as many as another is
     skipped: the prefix is then computed once more on another replica, and both can serve it. Ties
     go to the lowest index, so that routing is deterministic.
-
-    Args:
-        replicas: the replicas that are alive, at least one.
     """
     fewest = min(replica.num_sequences for replica in replicas)
     limit = max(_ALWAYS_ACCEPTED, fewest + fewest // 2)

@@ -12,10 +12,6 @@ def sleep_all(members: Sequence[Member], *, keep_params: bool) -> None:
     A replica that then can't wake up gets `Replica.failure`; so does one that fails to drop its
     weights after others have dropped theirs, in which case the others sleep.
 
-    Args:
-        members: the replicas; none has failed.
-        keep_params: as in `Engine.sleep`.
-
     Raises:
         RuntimeError: names the replica that can't sleep, and why. None sleeps.
     """

@@ -9,13 +9,7 @@ from jaxinfer.serving.scheduler.scheduler import Scheduler
 
 @dataclass(frozen=True)
 class StartedReplica:
-    """An engine and its two sides.
-
-    Attributes:
-        engine: the loop.
-        runner: its device side.
-        scheduler: its host side.
-    """
+    """An engine and its two sides."""
 
     engine: Engine
     runner: Runner

@@ -25,14 +25,8 @@ class AnswerText:
     these. They end the answer at the token that completes them, before it is known whether white
     space there belongs to a call.
 
-    Args:
-        tokenizer: gives the bytes of a token.
+    Args as of `Detokenizer`, but for:
         format: how the answer is read.
-        preceding: the prompt's tokens.
-        stop: strings that end the content.
-        include_stop: whether a stop string or stop token stays in the text.
-        skip_special_tokens: whether special tokens leave no text.
-        min_tokens: number of tokens before which stop strings are ignored.
     """
 
     def __init__(

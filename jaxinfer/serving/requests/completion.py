@@ -17,11 +17,6 @@ class Completion:
     Tokens become text only to look for stop strings or to create an output: a batch that wants
     final outputs only spends no time on text during its steps. Nor does it on tokens: after the
     first ones, such a completion leaves them to its `Request` (`leave`).
-
-    Args:
-        index: its index among the request's n completions.
-        request: the scheduler's state of the completion.
-        tokenizer: None for no text.
     """
 
     def __init__(self, index: int, request: Request, tokenizer: Tokenizer | None):
@@ -58,11 +53,7 @@ class Completion:
             self._update_text()
 
     def leave(self) -> bool:
-        """Leave the tokens that follow to `request`, if they are not needed before its end.
-
-        Returns:
-            Whether that is so: no output, stop string or likeliest token depends on them.
-        """
+        """Leave later tokens to `request`; False if outputs, stops or likeliest ones need them."""
         request = self.request
         if self.token_ids is request.output_token_ids:
             return True
@@ -85,11 +76,7 @@ class Completion:
         self._logprobs = None
 
     def output(self, *, delta: bool) -> CompletionOutput:
-        """The completion so far.
-
-        Args:
-            delta: only the part since the last call.
-        """
+        """The completion so far, or with `delta` the part since the last call."""
         self._update_text()
         start = self._num_taken if delta else 0
         self._num_taken = len(self.token_ids)

@@ -40,12 +40,7 @@ class Recording(Protocol):
 
 
 def start_recording(count: int | None, tokenizer: Tokenizer | None) -> Recording | None:
-    """A recording of the chosen tokens' log-probabilities, and of the `count` likeliest tokens.
-
-    Args:
-        count: None for no log-probabilities at all.
-        tokenizer: gives the tokens' text; None for none.
-    """
+    """A recording of the chosen and `count` likeliest tokens' values; None for no count."""
     if count is None:
         return None
     return _Likeliest(count, tokenizer) if count else _Chosen(tokenizer)
@@ -130,8 +125,6 @@ def logprobs_at(
     Args:
         scores: as read from a step; must have `logprobs`, and `top_ids` if `count` > 0.
         place: index of the position in the leading dimensions of `scores`.
-        count: the number of likeliest tokens.
-        tokenizer: gives the tokens' text; None for none.
 
     Raises:
         RuntimeError: the step did not compute the requested log-probabilities.

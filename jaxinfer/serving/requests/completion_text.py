@@ -12,12 +12,7 @@ from jaxinfer.serving.requests.request import Request
 
 
 class CompletionText:
-    """Follows the tokens of a completion.
-
-    Args:
-        request: the scheduler's state of the completion.
-        tokenizer: of its tokens.
-    """
+    """Follows the tokens of a completion."""
 
     def __init__(self, request: Request, tokenizer: Tokenizer) -> None:
         params, answer = request.params, request.new.answer
@@ -43,11 +38,7 @@ class CompletionText:
         return self._text.num_reasoning_tokens if isinstance(self._text, AnswerText) else 0
 
     def read(self, token_ids: Sequence[int], finish_reason: FinishReason | None) -> int | None:
-        """Bring the text up to date with the tokens.
-
-        Args:
-            token_ids: all tokens so far.
-            finish_reason: of the completion, if they end it.
+        """Bring the text up to date with all tokens so far, which end it if there is a reason.
 
         Returns:
             How many of the tokens remain if a stop string ends the completion after them; else

@@ -102,11 +102,7 @@ class Detokenizer:
 
 
 class StopStrings:
-    """Finds the first of several strings in a stream of characters.
-
-    Args:
-        stop: the strings.
-    """
+    """Finds the first of several strings in a stream of characters."""
 
     def __init__(self, stop: Sequence[str]) -> None:
         self._matchers = [_StopMatcher(text) for text in stop]

@@ -46,7 +46,6 @@ class Prompt:
 
     Attributes:
         token_ids: at least one, each within the model's vocabulary.
-        text: the original text, if it was text.
         cache_salt: cached blocks are shared only with prompts of the same salt.
         packed: `pack_ids(token_ids)`; computed if left out.
     """
@@ -67,12 +66,10 @@ class NewRequest:
     """One prompt and everything that its caller specified.
 
     Attributes:
-        prompt: the checked prompt.
         params: sampling parameters; completion i of `n` draws with `seed + i`.
         key: the engine's id of the request; the default is unique in this process.
         label: the caller's id, which its outputs carry; not necessarily unique. Defaults to the
             key.
-        kind: the kind of its outputs.
         seed_offset: added to the seed of `params`: the completion's index, where each of several
             completions is a request of its own.
         prefill_only: run the prompt only, for its log-probabilities or its vector; nothing is

@@ -17,11 +17,7 @@ def pack_ids(token_ids: Sequence[int]) -> bytes:
 
 
 def unpack_ids(packed: bytes) -> list[int]:
-    """The token ids that `pack_ids` was given.
-
-    Raises:
-        ValueError: the bytes are not whole ids.
-    """
+    """The token ids given to `pack_ids`; ValueError if the bytes are not whole ids."""
     token_ids = array("i")
     token_ids.frombytes(packed)
     return token_ids.tolist()

@@ -61,12 +61,8 @@ class PromptReader:
         """Check prompts from `split_prompts`.
 
         Args:
-            parts: the prompts.
             limits: the number of last tokens to keep of each prompt; None keeps all.
             num_outputs: room for generated tokens that each prompt must leave.
-
-        Raises:
-            TypeError, ValueError: as `read`.
         """
         encoded = iter(self._encode_texts(parts, limits, num_outputs))
         checked = []
@@ -129,13 +125,8 @@ class PromptReader:
         """Refuse text that can't be tokenized, or that is clearly too long to be worth tokenizing.
 
         Args:
-            name: the prompt's name in errors.
-            text: the text.
             num_outputs: room for generated tokens that it must leave.
             may_be_longer: accept any length, because the tokens will be truncated.
-
-        Returns:
-            The tokenizer.
 
         Raises:
             ValueError: there is no tokenizer, or the text is not valid Unicode.
@@ -147,10 +138,7 @@ class PromptReader:
         )
 
     def check_params(self, params: SamplingParams) -> SamplingParams:
-        """Check sampling parameters against the model and its tokenizer.
-
-        Returns:
-            The parameters, with -1 log-probabilities replaced by their number.
+        """Check sampling parameters for the model; -1 log-probabilities become their number.
 
         Raises:
             ValueError: a token id is outside the vocabulary, more log-probabilities are requested
@@ -208,11 +196,6 @@ class PromptReader:
 def match_params(params: Any, num_prompts: int, default: SamplingParams) -> list[SamplingParams]:
     """One `SamplingParams` for each prompt.
 
-    Args:
-        params: None, one for all, or a sequence with one for each prompt.
-        num_prompts: the number of prompts.
-        default: used for None.
-
     Raises:
         TypeError: something is not a `SamplingParams`.
         ValueError: the lengths differ; gives both.
@@ -246,10 +229,8 @@ class PromptParts:
     """The parts of a prompt, its tokens not checked yet.
 
     Attributes:
-        name: its name in errors.
         text: None for a prompt of token ids alone.
         token_ids: None for a prompt of text alone.
-        cache_salt: as in `Prompt`.
     """
 
     name: str

@@ -87,7 +87,6 @@ class RunHistory:
 
     Attributes:
         scheduled_time: seconds on the engine's clock when its first step was planned; None before.
-        num_preemptions: how often it was preempted.
         num_prefix_cached_tokens: prompt tokens found in the prefix cache at its first admission;
             all of them if it began as a fork.
         num_draft_tokens: drafts that were verified.
@@ -118,8 +117,6 @@ class Request:
         params: this completion's sampling parameters: `new`'s, except that only the first
             completion has prompt log-probabilities.
         seed: the resolved seed of its random draws.
-        prompt_token_ids: the token ids of the prompt.
-        status: see `RequestStatus`.
         output_token_ids: generated tokens that the host has read.
         num_in_flight_tokens: tokens reserved by launched steps that the host has not read yet;
             fewer may be accepted.
@@ -200,12 +197,7 @@ class Request:
         self.num_tokens = self.num_known_tokens
 
     def tokens(self, start: int, stop: int) -> list[int]:
-        """Token ids at positions `[start, stop)`; `IN_FLIGHT_TOKEN` where the host must yet read.
-
-        Args:
-            start: first position, at least 0.
-            stop: one past the last position, at most `num_tokens`.
-        """
+        """Token ids at positions `[start, stop)`; `IN_FLIGHT_TOKEN` where they are not read."""
         split = len(self.prompt_token_ids)
         if stop <= split:
             return self.prompt_token_ids[start:stop]

@@ -21,13 +21,8 @@ class RequestGroup:
     """The n completions of a request; they share the prompt through the prefix cache.
 
     Args:
-        new: the caller's request.
         seed: used if its parameters have none.
         arrival_time: on the engine's clock.
-        tokenizer: None for no text.
-
-    Attributes:
-        times: of the tokens that were read.
     """
 
     def __init__(

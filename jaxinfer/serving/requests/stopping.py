@@ -7,12 +7,7 @@ from jaxinfer.serving.requests.request import LengthLimits, Request
 
 
 def set_limits(request: Request, max_model_len: int, eos_token_ids: AbstractSet[int]) -> None:
-    """Set the request's maximum length and its ending tokens.
-
-    Args:
-        request: a new request.
-        max_model_len: prompt and output together never exceed this.
-        eos_token_ids: tokens that end a request without `ignore_eos`.
+    """Set the request's maximum length and its ending tokens; `eos_token_ids` unless ignored.
 
     Raises:
         ValueError: if the prompt is empty or leaves no room for one output token.
@@ -46,8 +41,6 @@ def check_stop(
 
     Args:
         request: with its limits set; `token_id` no longer counts as in flight.
-        token_id: the newest output.
-        eos_token_ids: as for `set_limits`.
 
     Returns:
         The finish reason and stop reason as in vLLM (the stop token's id; None for

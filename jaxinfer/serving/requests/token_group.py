@@ -35,15 +35,7 @@ none is copied, and each is a plain tuple."""
 
 
 class RunFacts(NamedTuple):
-    """What an output says of its request beside tokens; seldom another than in the output before.
-
-    Attributes:
-        num_cached_tokens: as of `RequestOutput`.
-        num_preemptions: the number of its preemptions so far.
-        scheduled_time: as of `RequestMetrics`.
-        weight_version: as of `RequestOutput`.
-        num_draft_tokens: as of `RequestMetrics`; so is `num_accepted_tokens`.
-    """
+    """What an output says of its request beside tokens; seldom other than in the one before."""
 
     num_cached_tokens: int
     num_preemptions: int
@@ -67,7 +59,6 @@ class TokenOutput:
         facts: None if they are as in the output before.
         prompt_scores: log-probabilities of prompt tokens: for each chunk the position of its first
             token and a slice; entry i scores the token after position ``start + i``.
-        finished: whether it has ended.
         finish_reason: as of `CompletionOutput`; None while it runs.
         stop_reason: the stop token that ended it.
         error: the cause, when `finish_reason` is "error".
@@ -102,11 +93,7 @@ class TokenCompletion:
         self._num_top = request.params.logprobs
 
     def extend(self, token_ids: Sequence[int], scores: TokenScores, row: int) -> None:
-        """Add the new tokens of the step's `row`.
-
-        Raises:
-            RuntimeError: the step did not compute the requested log-probabilities.
-        """
+        """Add the new tokens of the step's `row`; RuntimeError without their scores."""
         # Between two outputs there is one step, but for rare ones: nothing is copied.
         self.new_token_ids = [*self.new_token_ids, *token_ids] if self.new_token_ids else token_ids
         if self._num_top is not None and token_ids:
@@ -131,10 +118,6 @@ class TokenCompletion:
 
 class TokenGroup:
     """A `RequestGroup` for a request of kind "tokens", which has a single completion.
-
-    Args:
-        new: the caller's request.
-        seed: used if its parameters have none.
 
     Raises:
         ValueError: `n` is not 1.
@@ -223,11 +206,7 @@ class TokenGroup:
 
 
 def _check(scores: TokenScores, num_top: int) -> None:
-    """Check that a step's scores have the requested log-probabilities.
-
-    Raises:
-        RuntimeError: the step did not compute the requested log-probabilities.
-    """
+    """RuntimeError if a step's scores lack the requested log-probabilities."""
     if scores.logprobs is None:
         raise RuntimeError("log-probabilities were asked for, but the step computed none")
     if num_top and (scores.top_ids is None or scores.top_logprobs is None):

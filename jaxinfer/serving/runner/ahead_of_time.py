@@ -28,12 +28,8 @@ def compile_ahead(
     Where executables of all were on disk, each runs while others are still read.
 
     Args:
-        plan: the engine's.
-        config: its settings.
-        launcher: has the arrays that programs run on.
         swaps: whether blocks move to host memory.
         when_compiled: allocates these arrays, once XLA needs no more memory.
-        device_name: for people.
     """
     keys = all_programs(plan.buckets, swaps=swaps)
     # XLA keeps scratch memory for every all-reduce of every program that has run, 0.4 GB a program

@@ -28,15 +28,8 @@ class BatchBuilder:
     """Builds a `Batch` from each `Schedule`, with one NumPy row per slot kept between steps.
 
     Args:
-        buckets: the shapes there are.
         max_num_seqs: slots; the slot of that number takes padding rows.
-        block_size: S.
-        vocab_size: V.
         prepare: turns a request into what its sampling takes at each step (`prepare_row`).
-        draft_texts: what the device drafts from.
-
-    Attributes:
-        slot_edits: what slots are told of edits, masks and penalties.
     """
 
     def __init__(
@@ -65,9 +58,6 @@ class BatchBuilder:
 
     def build(self, schedule: Schedule) -> Batch:
         """Pack a step.
-
-        Args:
-            schedule: from the scheduler, nothing scheduled since.
 
         Raises:
             ValueError: the step fits no bucket, or is of several for rows that need one at a time.

@@ -52,20 +52,12 @@ def given_dtype(params: Mapping[str, Any]) -> jnp.dtype:
 def describe_params(
     params: Mapping[str, Any], config: ModelConfig, mesh: Mesh, rules: ShardingRules
 ) -> dict[str, Any]:
-    """The required tree: ``jax.ShapeDtypeStruct`` with shardings, in the dtype of `params`.
-
-    Raises:
-        ValueError: as `given_dtype`.
-    """
+    """The required tree: ``jax.ShapeDtypeStruct`` with shardings, in the dtype of `params`."""
     return abstract_params(config, given_dtype(params), mesh, rules)
 
 
 def place_params(params: Mapping[str, Any], wanted: Mapping[str, Any]) -> Mapping[str, Any]:
     """The tree on the mesh; arrays that are placed as the steps need them are used as they are.
-
-    Args:
-        params: JAX or NumPy arrays.
-        wanted: from `describe_params`.
 
     Raises:
         ValueError: names the first leaf that is missing, unknown, or of another shape or dtype.
@@ -88,8 +80,6 @@ def check_like(params: Any, wanted: Any, *, placed: bool = False) -> None:
     """Check that `params` has the structure, shapes and dtypes of `wanted`.
 
     Args:
-        params: a tree of arrays.
-        wanted: from `describe_params`.
         placed: the shardings must be the same too.
 
     Raises:

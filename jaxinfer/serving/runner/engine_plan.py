@@ -18,12 +18,8 @@ class EnginePlan:
     Attributes:
         platform: platform of the devices: "cpu", "gpu".
         buckets: the shapes of its steps.
-        programs: lowers them.
         compiled: compiles them; has the programs that the memory was measured with.
-        lowering: lowers them.
         counter: counts XLA's compilations since planning began.
-        report: the start-up report for the user.
-        seconds: duration of the planning.
         memory_mark: the devices' memory before planning, with the weights loaded.
         slot_bytes: bytes of running sequences' state, on each device.
     """

@@ -18,9 +18,7 @@ class UnsampledStep(NamedTuple):
     """A step whose forward pass was launched; its sampler may still have to be.
 
     Attributes:
-        schedule: the rows that were launched.
         batch: the arrays that were uploaded for it.
-        outputs: of its programs so far.
     """
 
     schedule: Schedule
@@ -35,8 +33,6 @@ class InFlightStep(NamedTuple):
         sampled: int32 ``[B, columns]``, ``[positions, B, columns]`` of a multi-step decode, or
             ``[steps, positions, B, columns]`` of steps with drafts, in pinned host memory once the
             device is done. Where nothing samples, the last array of the step.
-        readouts: on the device.
-        rows: the schedule's rows.
         samples: whether tokens were sampled.
     """
 
@@ -57,12 +53,7 @@ def unsampled(step: InFlightStep) -> np.ndarray:
 
 
 class Launched(NamedTuple):
-    """A step that was submitted to the launching thread.
-
-    Attributes:
-        schedule: its rows.
-        result: the future of the launch.
-    """
+    """A step that was submitted to the launching thread."""
 
     schedule: Schedule
     result: Future[InFlightStep | UnsampledStep]

@@ -23,10 +23,6 @@ def allocate(
 
     And the texts that drafts are made from, in an engine with drafts: a corpus without a text. An
     engine that samples nothing has no slots.
-
-    Args:
-        programs: the engine's.
-        cache_directory: of the programs that write the zeros, as in `persistent_cache`.
     """
     others = programs.last_tokens, programs.kept_slots, programs.draft_state
     structs, tree = jax.tree.flatten(others)
@@ -66,11 +62,6 @@ def copy_blocks(
     Args:
         kv: the pages; donated.
         pairs: (block to read, block to write); no block is both read and written.
-        program: gives the compiled `copy_blocks` of a key.
-        whole: places an array on every device.
-
-    Returns:
-        The new pages.
 
     Raises:
         ValueError: a block number is out of range; nothing is copied then.

@@ -24,11 +24,7 @@ class LaunchThread:
     def submit[**P, T](
         self, launch: Callable[P, T], *args: P.args, **kwargs: P.kwargs
     ) -> Future[T]:
-        """Run `launch` in the thread, after everything that was submitted before it.
-
-        Returns:
-            The future of its result.
-        """
+        """Run `launch` in the thread, after everything that was submitted before it."""
         self._latest = future = self._executor.submit(launch, *args, **kwargs)
         return future
 

@@ -22,12 +22,6 @@ def pack_prefill(
 ) -> Batch:
     """A batch of prompts, chunks and tokens between them, but for its scalars of sampling.
 
-    Args:
-        schedule: from the scheduler.
-        step: its rows, with the tables that they read.
-        buckets: the engine's.
-        choose_mode: of its sampler.
-
     Raises:
         ValueError: the step fits no bucket.
     """

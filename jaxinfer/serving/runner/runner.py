@@ -49,20 +49,14 @@ class Runner:
     Args:
         params: the parameter tree, placed as `plan.programs` wants it; used without a copy.
         plan: the engine's plan; closed with the runner, or if the runner can't be made.
-        config: sizes, compilation, swapping.
         eos_token_ids: tokens that min_tokens bans.
         tokenizer: needed for bad words only.
         owns_params: whether the runner alone holds the parameters, so that they may be overwritten.
 
     Attributes:
-        report: the start-up report for the user.
-        memory: the device memory of arrays and programs.
-        weights: the parameters.
         launcher: launches programs, and holds the arrays that they run on.
         num_kv_blocks: P, block 0 included.
         num_host_blocks: blocks of host memory for swapping.
-        max_model_len: most tokens of a sequence.
-        max_num_batched_tokens: most tokens of a step.
         compiles_ahead: whether `compile_all` is wanted before the first request.
         speculation: the steps that have drafts.
         span: for recordings: the span of packing a step.
@@ -191,11 +185,7 @@ class Runner:
         self._compile_s = time.perf_counter() - start - (self._allocate_s - allocate_s)
 
     def start_up_times(self, load_s: float) -> StartUpTimes:
-        """The times of the start's phases, up to now.
-
-        Args:
-            load_s: seconds before this runner was made.
-        """
+        """The times of the start's phases, up to now, `load_s` of them before this runner."""
         return StartUpTimes(
             load_s=load_s,
             plan_s=self._plan.seconds,

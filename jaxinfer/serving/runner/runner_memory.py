@@ -14,12 +14,7 @@ from jaxinfer.serving.runner.engine_plan import EnginePlan
 class RunnerMemory:
     """The memory of an engine's devices, in bytes of one of them; any thread may ask.
 
-    Args:
-        plan: the engine's plan.
-        devices: `jax.Device`s of this process.
-
     Attributes:
-        devices: the same.
         marks: the devices' memory after each phase of the engine's start.
         block_bytes: of a KV block, over all layers.
     """

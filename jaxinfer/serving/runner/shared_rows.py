@@ -19,10 +19,6 @@ class SharedRows:
 
     Decoding rows begin with the same blocks for as long as they are the same rows, so that groups
     are found once.
-
-    Args:
-        buckets: the engine's.
-        block_size: S.
     """
 
     def __init__(self, buckets: Buckets, block_size: int) -> None:
@@ -37,8 +33,6 @@ class SharedRows:
         """The bucket of a step that reads shared keys once, and its groups; None if not worth one.
 
         Args:
-            step: its rows.
-            mode: of its sampler.
             num_rows: of the bucket without sharing.
             num_loads: another number after any slot has got another holder or other blocks.
         """

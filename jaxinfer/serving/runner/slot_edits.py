@@ -11,12 +11,7 @@ from jaxinfer.serving.slots.step_masks import StepConstraints
 
 
 class SlotEdits:
-    """The edits that the slots on the device hold, and the updates that change them.
-
-    Args:
-        mirror: the host's rows of the slots.
-        vocab_size: V.
-    """
+    """The edits that the slots on the device hold, and the updates that change them."""
 
     def __init__(self, mirror: SlotMirror, vocab_size: int) -> None:
         self._mirror = mirror

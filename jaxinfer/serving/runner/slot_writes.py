@@ -23,7 +23,6 @@ class SlotWriter:
     """Writes updates into the state of slots, which is donated and returned.
 
     Args:
-        compiled: the engine's programs.
         upload: copies a pytree of NumPy arrays to all devices.
         settle: waits for an array if devices run one program at a time.
     """

@@ -26,9 +26,6 @@ class StepLauncher:
     """Launches steps, one call at a time, from any thread.
 
     Args:
-        plan: has the compiled programs.
-        host_blocks: host memory for swapping.
-        watchdog: bounds the time of each program.
         await_each: whether devices get one program at a time, as emulated ones must: collectives
             that wait for each other on few cores can deadlock.
 

@@ -24,12 +24,7 @@ class HostBlocks:
     devices' part of a block.
 
     Args:
-        programs: gives the shape of a block and the mesh.
         gibibytes: host memory at most, of each process; 0 holds no block.
-
-    Attributes:
-        num_blocks: host blocks.
-        copy_size: blocks in one copy.
 
     Raises:
         CapacityError: the host has less memory available.
@@ -58,10 +53,6 @@ class HostBlocks:
             kv: the pages; donated if any block comes in.
             out: pairs (device block, host block).
             back: pairs (device block, host block) to copy in.
-            program: gives the compiled program of a key.
-
-        Returns:
-            The new pages.
         """
         if out:
             self.copy_out(kv, out, program(SwapKey(self.copy_size, to_host=True)))
@@ -72,13 +63,7 @@ class HostBlocks:
     def copy_out(
         self, kv: KVCache, pairs: Sequence[tuple[int, int]], gather: Callable[..., Any]
     ) -> None:
-        """Copy device blocks to host blocks; waits for the steps that were launched before.
-
-        Args:
-            kv: the pages, which stay valid.
-            pairs: (device block, host block).
-            gather: the compiled `gather_blocks`.
-        """
+        """Copy device blocks to host blocks, by pairs, behind launched steps; `kv` stays valid."""
         for part in _chunks(pairs):
             ids = self._ids([device for device, _ in part])
             host = [host for _, host in part]
@@ -89,16 +74,7 @@ class HostBlocks:
     def copy_in(
         self, kv: KVCache, pairs: Sequence[tuple[int, int]], scatter: Callable[..., Any]
     ) -> KVCache:
-        """Copy host blocks to device blocks.
-
-        Args:
-            kv: the pages; donated.
-            pairs: (device block, host block).
-            scatter: the compiled `scatter_blocks`.
-
-        Returns:
-            The new pages.
-        """
+        """Copy host blocks to device blocks, by (device, host) pairs; `kv` is donated."""
         for part in _chunks(pairs):
             host = [host for _, host in part] + [0] * (BLOCKS_A_COPY - len(part))
             likes, structure = jax.tree.flatten(self._parts)

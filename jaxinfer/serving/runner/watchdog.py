@@ -15,11 +15,7 @@ _FAILED = 1
 
 
 def end_process(message: str) -> None:
-    """Write one line to stderr and end the process at once, without waiting for its threads.
-
-    Args:
-        message: names the program that did not end.
-    """
+    """Write one line to stderr and end the process at once, without waiting for its threads."""
     line = f"jaxinfer: error: {message}; the process ends (device_timeout sets the time, 0 waits "
     with contextlib.suppress(OSError):
         os.write(2, f"{line}for ever)\n".encode())
@@ -60,11 +56,7 @@ class Watchdog:
 
     @contextlib.contextmanager
     def watching(self, what: object) -> Iterator[None]:
-        """Limit the time of the block.
-
-        Args:
-            what: the device's work in it, named by its ``str``.
-        """
+        """Limit the time of the block."""
         if not self._limit_s:
             yield
             return

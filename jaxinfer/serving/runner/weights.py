@@ -19,7 +19,6 @@ class Weights:
 
     Args:
         params: the parameter tree, placed as `programs` wants it; used without a copy.
-        programs: the engine's.
         owned: whether the runner alone holds the parameters, so that they may be overwritten.
 
     Attributes:

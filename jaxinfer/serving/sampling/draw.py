@@ -28,9 +28,7 @@ def draw_tokens(
 
     Args:
         logits: float32 logits, this device's shard of them.
-        weigh: Gives the weights of some columns.
         keys: One random key a row, `[B]`, used for nothing else: its two words are the random bits.
-        axis: The split of the vocabulary.
 
     Returns:
         Token ids, int32 `[B]`, in [0, V), and the rows' total weights, float32 `[B]`.
@@ -55,10 +53,8 @@ def find_token(
 
     Args:
         logits: float32 logits, this device's shard of them.
-        weigh: Gives the weights of some columns.
         target: Maps the rows' total weights `[B]` to the points searched `[B]` and small offsets
             `[B]` that are added to them within the block.
-        axis: The split of the vocabulary.
 
     Returns:
         The token ids, int32 `[B]`, and the rows' total weights, float32 `[B]`.

@@ -42,7 +42,6 @@ def report_log_softmax(
         largest: Each row's largest logit.
         total: Sum over the whole vocabulary of ``exp(logit - largest)``.
         count: k, the number of likeliest tokens.
-        axis: How the vocabulary is split.
     """
     top_ids, _ = top_tokens(logits, count, axis)
     # One expression for all, so that a token has the same value as chosen and as likeliest.
@@ -100,7 +99,6 @@ def top_tokens(
     Args:
         logits: float32 logits, this device's shard of them.
         k: Number of tokens; at most V.
-        axis: How the vocabulary is split.
 
     Returns:
         Token ids, int32, and their logits.

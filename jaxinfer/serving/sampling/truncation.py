@@ -50,7 +50,6 @@ def truncate(
         logits: float32 logits after all edits, this device's shard of them.
         rows: The rows' parameters; greedy rows are left alone.
         before: The distributions after temperature and `min_p`.
-        axis: How the vocabulary is split.
     """
     keys = _in_parts(sort_keys(logits, before), before.threshold)
     has_k = (rows.top_k > 0) & ~rows.greedy

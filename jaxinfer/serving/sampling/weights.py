@@ -65,13 +65,7 @@ def weight_of_key(key: jax.Array) -> jax.Array:
 
 
 def weights(logits: jax.Array, ids: jax.Array, rows: RowDistribution) -> jax.Array:
-    """Return unnormalised probabilities, float32 like `logits` `[B, ...]`; the largest is 1.
-
-    Args:
-        logits: Any columns of the logits; minus infinity gives 0.
-        ids: The token ids of the columns, broadcastable to `logits`.
-        rows: The rows' distributions.
-    """
+    """Return unnormalised probabilities, float32 like `logits` `[B, ...]`; the largest is 1."""
     return jnp.where(_kept(logits, ids, rows), jnp.exp(scaled_logits(logits, rows)), 0.0)
 
 

@@ -8,11 +8,7 @@ from jaxinfer.serving.scheduler.schedule import Schedule
 
 
 class Admission:
-    """Gives waiting requests slots, blocks and rows.
-
-    Args:
-        queues: the requests, their slots and blocks.
-    """
+    """Gives waiting requests slots, blocks and rows."""
 
     def __init__(self, queues: RequestQueues) -> None:
         self._queues = queues
@@ -20,12 +16,7 @@ class Admission:
         self._held_up: tuple[Request, int] | None = None
 
     def admit_waiting(self, schedule: Schedule, most_tokens: int) -> None:
-        """Admit waiting requests, lowest rank first, while slots, budget and blocks last.
-
-        Args:
-            schedule: has the rows of all running requests.
-            most_tokens: of the step.
-        """
+        """Admit waiting requests, lowest rank first, while slots, budget and blocks last."""
         while self._queues.waiting and self._queues.free_slots:
             budget = most_tokens - schedule.num_tokens
             request = self._queues.waiting.first()

@@ -94,11 +94,7 @@ class BlockPool:
         return blocks
 
     def free(self, blocks: list[int]) -> None:
-        """Give back a sequence's blocks, listed in order of position.
-
-        Raises:
-            RuntimeError: a block is not held.
-        """
+        """Give back a sequence's blocks, by position; RuntimeError if one is not held."""
         self.num_frees += 1
         self.index.settle()
         num_holders, indexed = self._num_holders, self.index.content_of_block
@@ -183,11 +179,7 @@ class BlockPool:
         self._cached.clear()
 
     def check_invariants(self, holders: Iterable[list[int]]) -> None:
-        """Raise RuntimeError unless every block is accounted for exactly once.
-
-        Args:
-            holders: the block tables of all who hold blocks.
-        """
+        """Raise RuntimeError unless every block is accounted for exactly once."""
         counts = Counter(block for table in holders for block in table)
         held = [block for block in range(self.num_blocks) if self._num_holders[block]]
         if counts != Counter({block: self._num_holders[block] for block in held}):

@@ -55,7 +55,6 @@ def _share_prompt(pool: BlockPool, leader: Request, request: Request) -> None:
     """Have a request without blocks hold the full blocks of a prompt, as if it had found them.
 
     Args:
-        pool: of their blocks.
         leader: has the same prompt, whose full blocks it registered under the present weights.
         request: gets blocks, and their hashes.
     """

@@ -27,10 +27,6 @@ ONE_STEP = MultiStep()
 def plan_multi_step(queues: RequestQueues, multi_step: MultiStep) -> Schedule | None:
     """Plan several decode steps of all running requests in one launch.
 
-    Args:
-        queues: the requests, their slots and blocks.
-        multi_step: which launches are to have several decode steps.
-
     Returns:
         None if there are too many of them, one waits that could be admitted, a row is no decode
         or needs more than its parameters to be sampled, blocks are not all free, or no row

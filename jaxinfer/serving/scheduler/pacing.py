@@ -43,11 +43,7 @@ class Pacing:
             self.num_launches_left = _LAUNCHES_AFTER_AN_ARRIVAL
 
     def next_max_tokens(self, num_waiting: int) -> int | None:
-        """Count a launch that is about to be planned; returns its most tokens, None for no limit.
-
-        Args:
-            num_waiting: requests without a slot.
-        """
+        """Count a launch about to be planned; returns its most tokens, None for no limit."""
         is_limited = self.num_launches_left > 0 and num_waiting <= _MOST_WAITING
         self.num_launches_left = max(self.num_launches_left - 1, 0)
         return self._arrival_tokens if is_limited else None

@@ -104,11 +104,7 @@ class PrefixIndex:
         del self._entries[self.content_of_block.pop(block)]
 
     def remove_chain(self, request: Request) -> list[int]:
-        """Forget the blocks that hold the request's tokens, including other requests' blocks.
-
-        Returns:
-            The blocks that were indexed.
-        """
+        """Forget the blocks of a request's tokens, others' too; returns the indexed ones."""
         self.settle()
         if request.blocks.weight_version != self.weight_version:
             return []  # The present weights' blocks are none of its own.

@@ -19,7 +19,6 @@ def fair_urgency(priority: int, number: int) -> int:
     changes, so that 1024 later requests overtake one at most.
 
     Args:
-        priority: as the caller gave it.
         number: how many requests came before.
     """
     level = max(-_MOST_LEVELS, min(_MOST_LEVELS, priority))
@@ -52,20 +51,12 @@ class RankedQueue[T](dict[str, T]):
             heapq.heappush(self._heap, (rank, key))
 
     def remove(self, key: str) -> T:
-        """Remove and return an item.
-
-        Raises:
-            KeyError: there is no such item.
-        """
+        """Remove and return an item; KeyError if there is none."""
         del self._ranks[key]
         return self.pop(key)
 
     def first(self) -> T:
-        """The item of the lowest rank.
-
-        Raises:
-            IndexError: the queue is empty.
-        """
+        """The item of the lowest rank; IndexError if the queue is empty."""
         while True:
             rank, key = self._heap[0]
             if self._ranks.get(key) == rank:

@@ -18,10 +18,7 @@ class RequestQueues:
     exactly the holdings that belong to it.
 
     Args:
-        pool: the device's blocks.
         swap_space: host blocks for preempted requests; an empty one means recomputation.
-        max_num_seqs: number of slots.
-        is_fair: as of `Scheduler`.
     """
 
     def __init__(

@@ -8,11 +8,7 @@ from jaxinfer.serving.scheduler.request_queues import RequestQueues
 
 
 class Requeueing:
-    """What is done to the queues between two steps.
-
-    Args:
-        queues: the requests, their slots and blocks.
-    """
+    """What is done to the queues between two steps."""
 
     def __init__(self, queues: RequestQueues) -> None:
         self._queues = queues
@@ -35,11 +31,7 @@ class Requeueing:
         return last_first
 
     def run_only(self, requests: Iterable[Request] | None) -> None:
-        """Let only these run until the next call; all others keep their place and wait.
-
-        Args:
-            requests: unfinished ones; None lets every request run again.
-        """
+        """Let only these run until the next call, and others wait in place; None lets all run."""
         kept = None if requests is None else {request.request_id for request in requests}
         before, self._kept = self._kept, kept
         # All that run must be among them, and have overtaken none that waits.

@@ -7,14 +7,7 @@ from jaxinfer.serving.scheduler.schedule import Schedule, ScheduledRow
 
 
 def place(queues: RequestQueues, request: Request, count: int, schedule: Schedule) -> None:
-    """Add a row of `count` tokens; their blocks are free.
-
-    Args:
-        queues: the requests, their slots and blocks.
-        request: running.
-        count: tokens to feed.
-        schedule: gets the row.
-    """
+    """Add a row of `count` tokens; their blocks are free."""
     start = request.num_cached_tokens
     samples = start + count == request.num_tokens and not request.new.prefill_only
     row = ScheduledRow(request, start, count, int(samples))

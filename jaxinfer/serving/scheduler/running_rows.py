@@ -10,17 +10,7 @@ from jaxinfer.serving.scheduler.schedule import Schedule
 def place_or_make_room(
     queues: RequestQueues, request: Request, schedule: Schedule, budget: int
 ) -> bool:
-    """Place a running request, preempting ones of higher rank for its blocks if it must.
-
-    Args:
-        queues: the requests, their slots and blocks.
-        request: running, unless it was preempted in this step.
-        schedule: gets its row.
-        budget: tokens of the step at most.
-
-    Returns:
-        False if it gets no blocks, or was preempted: nothing behind it may be placed.
-    """
+    """Place a running request, preempting higher ranks for blocks; False stops those behind."""
     if request.status is not RequestStatus.RUNNING:
         return False
     pending = request.num_pending_tokens

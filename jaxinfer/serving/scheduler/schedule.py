@@ -124,7 +124,6 @@ class RowUpdate:
     """What reading a row's tokens did to its request.
 
     Attributes:
-        row: index in `Schedule.rows`.
         request: its `finish_reason` is set if the tokens ended it.
         token_ids: the leading accepted tokens of the row, up to one that ended the request; they
             were appended to its outputs.

@@ -3,6 +3,7 @@
 import functools
 from collections.abc import Callable, Iterable
 
+from jaxinfer.config import PreemptionMode
 from jaxinfer.errors import CapacityError
 from jaxinfer.serving.requests.draft_record import DraftCounts
 from jaxinfer.serving.requests.request import NO_LIMITS, Request
@@ -14,7 +15,7 @@ from jaxinfer.serving.scheduler.multi_step import ONE_STEP, MultiStep, plan_mult
 from jaxinfer.serving.scheduler.request_queues import RequestQueues
 from jaxinfer.serving.scheduler.requeueing import Requeueing
 from jaxinfer.serving.scheduler.schedule import Schedule
-from jaxinfer.serving.scheduler.settings import PreemptionMode, check_settings
+from jaxinfer.serving.scheduler.settings import check_settings
 from jaxinfer.serving.scheduler.speculation import NO_DRAFTS, Speculation, SpeculativePlanner
 from jaxinfer.serving.scheduler.step_planner import StepPlanner
 from jaxinfer.serving.scheduler.step_updates import StepUpdates
@@ -48,7 +49,6 @@ class Scheduler:
     Not thread-safe.
 
     Args:
-        pool: the device's blocks.
         max_num_seqs: running requests at most; slots are in `[0, max_num_seqs)`.
         max_num_batched_tokens: tokens in a step at most; at least `max_num_seqs`.
         max_model_len: prompt and output of a request together at most.
@@ -57,7 +57,6 @@ class Scheduler:
         num_host_blocks: blocks of the host's swap space; "swap" needs some.
         is_fair: a priority lets a request overtake a bounded number of others (`fair_urgency`), so
             that none starves.
-        multi_step: which launches are to have several decode steps.
         speculation: which steps are to have drafts.
 
     Raises:

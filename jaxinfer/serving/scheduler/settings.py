@@ -1,8 +1,6 @@
 """Checks a scheduler's settings."""
 
-from typing import Literal
-
-PreemptionMode = Literal["recompute", "swap"]
+from jaxinfer.config import PreemptionMode
 
 
 def check_settings(

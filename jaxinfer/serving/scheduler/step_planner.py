@@ -17,7 +17,6 @@ class StepPlanner:
     have the same priority, the partial prompt is the newest.
 
     Args:
-        queues: the requests, their slots and blocks.
         max_num_batched_tokens: tokens in a step at most, at least the number of slots.
         special: ways to plan steps that may give several tokens of a row, tried in this order; each
             returns None where it has no step.

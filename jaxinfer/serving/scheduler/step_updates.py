@@ -13,10 +13,6 @@ from jaxinfer.serving.scheduler.schedule import RowUpdate, Schedule
 class StepUpdates:
     """Settles steps that were read, in the order in which they were planned.
 
-    Args:
-        queues: the requests, their slots and blocks.
-        eos_token_ids: tokens that end a request unless it ignores them.
-
     Attributes:
         num_generated_tokens: tokens that were appended to requests so far.
         draft_counts: what became of drafts so far.

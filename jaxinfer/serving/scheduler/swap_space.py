@@ -4,10 +4,7 @@ from jaxinfer.serving.requests.request import Request
 
 
 class SwapSpace:
-    """Hands out host blocks, all that a request needs or none.
-
-    Args:
-        num_blocks: host blocks; 0 turns swapping off.
+    """Hands out host blocks, all that a request needs or none; without any, swapping is off.
 
     Raises:
         ValueError: if `num_blocks` is negative.

@@ -22,8 +22,6 @@ def request_sampling(
     """What `BatchBuilder` needs to know of a request's sampling.
 
     Args:
-        request: its parameters, seed and prompt are read.
-        vocab_size: V.
         eos_token_ids: tokens that min_tokens bans.
         tokenizer: turns bad words into ids.
         free_logprobs: requests whose log-probabilities need no mode "full".

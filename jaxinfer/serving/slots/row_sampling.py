@@ -24,7 +24,6 @@ class RowSampling:
     """What stays the same about one sequence's sampling; made once by `prepare_row`.
 
     Attributes:
-        params: The request's parameters.
         first_mode: The sampler's mode until `min_tokens` are out.
         later_mode: The mode from then on.
         scalars: int32 `[len(Column)]`, all but the position.
@@ -62,8 +61,6 @@ def prepare_row(
         params: Checked parameters; `validate_for_vocab` is called here again, because unchecked
             ids must never reach an index on the device.
         seed: The resolved seed, any 64-bit integer.
-        vocab_size: Width V of the logits.
-        prompt_token_ids: The prompt.
         eos_token_ids: Tokens that `min_tokens` bans beside `stop_token_ids`.
         bad_words_token_ids: The token ids of each of `params.bad_words`, each at least one token;
             a word may appear several times, tokenized with and without a space before it.

@@ -19,8 +19,6 @@ class SlotMirror:
     """One row per slot; row `num_slots` stands for padding and for rows that do not sample.
 
     Args:
-        num_slots: max_num_seqs.
-        width: blocks of the longest table.
         prepare: turns a request into what its sampling takes at each step (`prepare_row`).
 
     Attributes:

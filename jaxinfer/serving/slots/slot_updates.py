@@ -53,12 +53,7 @@ class DraftWrite(NamedTuple):
 
 @dataclass(frozen=True)
 class SlotUpdates:
-    """Makes updates of fixed sizes, filled up with a slot that does not exist.
-
-    Args:
-        num_slots: of the device's state.
-        vocab_size: V.
-    """
+    """Makes updates of fixed sizes, filled up with a slot that does not exist."""
 
     num_slots: int
     vocab_size: int

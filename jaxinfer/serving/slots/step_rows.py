@@ -14,13 +14,11 @@ class StepRows:
     """n rows of one step and their N tokens, which lie one row after the other.
 
     Attributes:
-        rows: from the schedule; the requests are in them.
         slots: int32 ``[n]`` that the rows hold.
         sample_slots: int32 ``[n]`` the same, but `padding_slot` for rows that do not sample.
         context: int32 ``[n]`` tokens of each row's context, the fed ones included.
         tables: int32 ``[n, width]`` block tables.
         padding_slot: the slot that stands for padding, max_num_seqs.
-        block_size: S.
     """
 
     rows: Sequence[ScheduledRow]

@@ -10,6 +10,7 @@ from jaxinfer.server.engine_service import engine_server
 from jaxinfer.server.service.engine_link import EngineLink
 from jaxinfer.server.service.limits import ServiceLimits
 from jaxinfer.server.service.remote_llm import RemoteLLM
+from jaxinfer.serving.pooling.embedding import embedding_task
 from jaxinfer.serving.pooling.embedding_model import EmbeddingModel
 from tests.serving.small_llm import CONFIG, GREEDY, PROMPTS, small_llm
 
@@ -36,13 +37,26 @@ def with_front_end(llm, work):
     return asyncio.run(asyncio.wait_for(main(), 60))
 
 
+async def embed(remote, prompts, dimensions=None):
+    """Vectors as the route makes them."""
+    task = embedding_task(
+        remote.embedding_model,
+        prompts,
+        remote._reader,
+        dimensions=dimensions,
+        prompt_name=None,
+        normalize=True,
+    )
+    return await remote.judge.run(task)
+
+
 def test_vectors_are_those_of_the_engine_bit_for_bit(llm):
     here = llm.embed(PROMPTS)
 
     async def work(remote):
         remote._embedding_model = EmbeddingModel(size=CONFIG.hidden_size, is_matryoshka=True)
-        cut = await remote.embed(PROMPTS[0], dimensions=4)
-        return await remote.embed(PROMPTS), cut
+        cut = await embed(remote, PROMPTS[0], dimensions=4)
+        return await embed(remote, PROMPTS), cut
 
     there, (cut,) = with_front_end(llm, work)
     for one, other in zip(there, here, strict=True):
@@ -67,7 +81,7 @@ def test_an_output_has_a_vector_only_where_it_is_pooled(llm):
 
 def test_a_model_without_files_for_it_refuses_dimensions(llm):
     async def work(remote):
-        await remote.embed(PROMPTS, dimensions=4)
+        await embed(remote, PROMPTS, dimensions=4)
 
     with pytest.raises(ValueError, match="no Matryoshka dimensions"):
         with_front_end(llm, work)

@@ -14,6 +14,7 @@ from jaxinfer.server.service.remote_llm import RemoteLLM
 from jaxinfer.testing import TINY_SETTINGS
 from tests.model import small_models
 from tests.model.text.small_tokenizer import write_tokenizer
+from tests.server.service.test_remote_embeddings import embed
 from tests.serving.runner.tiny_runner import tiny_params
 from tests.serving.small_llm import PROMPTS, small_llm
 
@@ -105,7 +106,7 @@ def test_a_front_end_of_a_pooling_engine_refuses_what_generates(tokenizer):
         async def work(remote):
             with pytest.raises(ValueError, match="runner='pooling'"):
                 remote.generate(PROMPTS[0])
-            return await remote.embed(PROMPTS)
+            return await embed(remote, PROMPTS)
 
         vectors = with_front_end(llm, tokenizer, work)
         assert [each.token_ids for each in vectors] == PROMPTS

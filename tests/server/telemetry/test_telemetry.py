@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from jaxinfer import AsyncLLM, RequestOutputKind, SamplingParams
 from jaxinfer.outputs import CompletionOutput, RequestMetrics, RequestOutput
+from jaxinfer.planning.cost import ModelCost
 from jaxinfer.server.telemetry.exposition import ALL_NAMES
 from jaxinfer.server.telemetry.telemetry import Telemetry
 from jaxinfer.server.telemetry.utilization import StepFloors
@@ -20,10 +21,13 @@ from tests.serving.small_llm import CONFIG, small_params
 
 DELTA = RequestOutputKind.DELTA
 FLOORS = StepFloors(
-    weight_bytes=100,
-    kv_bytes_per_token=2,
-    flops_per_token=10,
-    flops_per_pair=1,
+    cost=ModelCost(
+        weight_bytes=100,
+        kv_bytes_per_token=2,
+        layer_flops_per_token=10,
+        head_flops_per_token=0,
+        attention_flops_per_pair=1,
+    ),
     bytes_per_s=1000.0,
     flops_per_s=500.0,
 )

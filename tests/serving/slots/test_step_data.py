@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from jaxinfer.kernels.policy import Kernels
+from jaxinfer.model.architecture import architecture_of
 from jaxinfer.model.families import qwen3
 from jaxinfer.model.families.table import FAMILIES
 from jaxinfer.model.sharding import ShardingRules, make_mesh
@@ -149,7 +150,7 @@ def test_the_layers_of_a_prefill_get_each_datum_by_name(monkeypatch):
             return kv, jnp.zeros((len(tokens.context_lens), 1))
 
         monkeypatch.setattr(steps, "run_layers", layers)
-        model = qwen3.architecture()
+        model = architecture_of(CONFIG)
         headless = dataclasses.replace(model, final_hidden=lambda params, hidden, config: hidden)
         family = dataclasses.replace(qwen3.FAMILY, architecture=lambda: headless)
         monkeypatch.setitem(FAMILIES, "qwen3", family)

@@ -93,9 +93,9 @@ def main(shape: str, directory: str, cores: str) -> None:
 
     compiled = CompiledPrograms(functools.partial(lowering.lower, programs), options)
     try:
-        compiled.compile(
-            keys, show_progress=False, in_order=functools.partial(lowering.as_ready, programs)
-        )
+        in_order = functools.partial(lowering.as_ready, programs)
+        for _ in compiled.compile_each(keys, show_progress=False, in_order=in_order):
+            pass
     finally:
         lowering.close()
     kernels = {type(key).__name__: hlo.mosaic_kernels(compiled[key].as_text()) for key in keys}

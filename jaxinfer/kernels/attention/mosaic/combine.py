@@ -42,10 +42,6 @@ def combine_splits(
         partial: normalised outputs; a group's rows sit in the N columns where the decode kernel
             leaves them, and slots past `num_splits` are never written.
         log_sums: base-2 logarithms of the sums; -inf for a split that saw no key.
-        num_splits: splits that were written.
-        B: sequences.
-        H: query heads.
-        dtype: of the result.
 
     Returns:
         `[B, H, D]`; zeros where no split saw a key.

@@ -115,8 +115,6 @@ def paged_decode_attention(
     Args:
         q: normalised and rotated queries, bfloat16 or float16.
         pages: keys and values in q's dtype.
-        rows: rows of one query each.
-        scoring: causal.
         shared: which rows begin with the same pages, so that these are read once; None looks at
             every row alone.
         config: tuning, without `shared`; None takes `choose_config`'s.

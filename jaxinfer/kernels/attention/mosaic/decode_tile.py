@@ -82,9 +82,6 @@ def attend_tile(
 
     Args:
         memory: holds the tile, once its copies have arrived.
-        slot: the tile's stage.
-        state: after the tiles before.
-        scale: factor of the scores.
         first_key: position of the tile's first key.
         length: keys of the sequence, if the tile may end after them; None for a whole tile.
         is_visible: returns a mask of visible key positions; None makes all visible.

@@ -74,10 +74,7 @@ def attend_own(
     Args:
         q: normalised and rotated queries, bfloat16 or float16.
         pages: keys and values in q's dtype.
-        rows: rows of one query each, with all of their keys.
-        shared: the work items.
         seen: the results of `attend_shared` for them.
-        scale: factor of the scores (positive).
     """
     B, H, D = q.shape
     S, K = pages.k.shape[1:3]

@@ -66,8 +66,6 @@ def paged_prefill_attention(
         q: normalised and rotated queries, bfloat16 or float16, sequences one after the other.
         pages: keys and values in q's dtype.
         rows: offsets of the queries, and block tables of the keys.
-        scoring: causal.
-        config: tuning; None takes the measured default.
 
     Returns:
         `[T, H, D]` in q's dtype; zeros for tokens past the last sequence.

@@ -65,9 +65,6 @@ def attend_shared(
     Args:
         q: normalised and rotated queries, bfloat16 or float16, of at least `rows_in_item` rows.
         pages: keys and values in q's dtype.
-        rows: rows of one query each.
-        shared: the work items.
-        scale: factor of the scores (positive).
 
     Returns:
         Normalised outputs in q's dtype and base-2 logarithms of their sums. Query head g of a kv

@@ -41,13 +41,10 @@ def stream_tiles[AnItem: Item](
     """Stream one pool's tiles of every item, as many ahead of the consumers as there are stages.
 
     Args:
-        tiling: the relation between tiles and pages.
         rounds: number of items that the block walks through.
         items: the item of a round.
         place: from an item to its row in the block tables, its kv head and the row's number of
             keys.
-        tables: block tables.
-        pages: the pool.
         smem: ``[stages, keys, D]``.
         filled: barriers of the stages, on which the consumers wait.
         free: barriers of the stages, on which the consumers arrive.

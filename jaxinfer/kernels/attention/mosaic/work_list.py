@@ -38,10 +38,7 @@ def work_list(
 
     Args:
         T: packed queries, padding included.
-        cu_seqlens_q: offsets of the sequences in the packed queries.
-        context_lens: keys of each sequence.
         tile: queries in a tile, a multiple of 8.
-        window: of visible keys, or None.
 
     Returns:
         One line of `Field`s per tile, and the number of lines with work.

@@ -89,9 +89,6 @@ def all_reduce(
             the GPU whose rank is this GPU's XOR d, so its own is first.
         onto: added to the rounded sum, the same on all GPUs; the result is rounded again.
 
-    Returns:
-        The sum, in x's dtype.
-
     Raises:
         ValueError: `supports` says no.
     """
@@ -117,14 +114,7 @@ def all_reduce_norm(
     *,
     eps: float,
 ) -> tuple[Float[Array, "B E"], Float[Array, "B E"]]:
-    """`all_reduce` onto a stream and the RMSNorm of that, as in `add_norm`.
-
-    Args:
-        x: as for `all_reduce`.
-        peers: as for `all_reduce`.
-        onto: the residual stream, the same on all GPUs.
-        weight: the norm's weight.
-        eps: epsilon of the norm.
+    """`all_reduce` of `x` onto a stream, the same on all GPUs, and its RMSNorm, as in `add_norm`.
 
     Returns:
         The stream and its norm, in x's dtype.

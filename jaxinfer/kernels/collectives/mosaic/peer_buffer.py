@@ -124,8 +124,6 @@ def open_exchange(peer_buffer: PeerBuffer, block: Scalar, peers: Ref) -> Opened:
     """Begin an exchange; called early, its memory reads overlap other work.
 
     Args:
-        peer_buffer: the layout of all GPUs' peer buffers.
-        block: this block's number.
         peers: addresses of the peer buffers, int32 ``[N, 2]`` in device memory; its own first.
     """
     scalar = plgpu.ShapeDtypeStruct((), jnp.dtype(jnp.int32), layout=plgpu.Layout.WG_SPLAT)
@@ -158,10 +156,7 @@ def trade(
     """Give each partner this block's values and take theirs; called by one warpgroup, the first.
 
     Args:
-        peer_buffer: the layout of all GPUs' peer buffers.
         values: 16-bit ``[rows, elements]`` in registers of `layout`, 16 bytes a thread and line.
-        opened: from `open_exchange`.
-        layout: of the values.
         as_packets: send them as packets, not as lines and a flag.
         num_threads: the number of leading threads that exchange packets; the other threads' results
             are meaningless.
@@ -193,16 +188,7 @@ def trade(
 
 
 class _Post:
-    """One thread's state of an exchange.
-
-    Attributes:
-        peer_buffer: the layout.
-        bases: addresses of the peer buffers by distance.
-        block: number of this thread's block.
-        thread: this thread's number in it.
-        number: this exchange's number, 32 bits.
-        half: the half that it uses.
-    """
+    """One thread's state of an exchange."""
 
     def __init__(self, peer_buffer: PeerBuffer, opened: Opened) -> None:
         self.peer_buffer, self.block = peer_buffer, ptx.widened(ptx.word_of(opened.block))

@@ -49,7 +49,6 @@ def project(
     Args:
         x: activations, bfloat16.
         weights: `[O, I]` each, in x's dtype.
-        config: tuning; None takes `choose`'s.
 
     Raises:
         ValueError: `choose` has no configuration for these shapes, or `config` does not fit them.

@@ -40,9 +40,6 @@ def prepare_piece(
     """Stores a piece of x, times the norm's weight, in `x_smem` from its chunk `first` on.
 
     Args:
-        p: the plan.
-        asked: the piece.
-        first: chunk of the slice.
         known: chunks at the piece's beginning that were stored before, and are left out.
         layout: of `[N, columns]`, that the piece was asked for in.
         x_smem: wgmma's operands, `[chunks, N, chunk]`.

@@ -45,16 +45,7 @@ class SmallConfig:
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """Everything static about one launch.
-
-    Attributes:
-        kind: what surrounds the product.
-        B: rows.
-        size: I, the contraction.
-        outputs: features of each output.
-        eps: of the norm.
-        config: tuning.
-    """
+    """Everything static about one launch."""
 
     kind: Kind
     B: int

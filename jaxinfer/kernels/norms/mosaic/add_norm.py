@@ -42,9 +42,7 @@ def add_norm(
     Args:
         x: residual stream, bfloat16 or float16.
         delta: added to `x`, in the same dtype.
-        weight: the norm's weight.
         other: added to `delta` before, and that sum rounded; another device's share of it.
-        eps: epsilon of the norm.
 
     Returns:
         The sum and the norm, in x's dtype.

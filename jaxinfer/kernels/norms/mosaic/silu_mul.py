@@ -19,14 +19,7 @@ _BLOCK = 128 * _VECTOR
 
 
 def silu_mul(gate: Float[Array, "T F"], up: Float[Array, "T F"]) -> Float[Array, "T F"]:
-    """`silu(gate) * up` (https://arxiv.org/abs/2002.05202), elementwise.
-
-    Args:
-        gate: bfloat16 or float16.
-        up: the other factor, in the same dtype.
-
-    Returns:
-        The product, in gate's dtype.
+    """`silu(gate) * up` (https://arxiv.org/abs/2002.05202), elementwise, of bfloat16 or float16.
 
     Raises:
         ValueError: `supports` says no.

@@ -44,10 +44,6 @@ _END_IDS = ("eos_token_id", "eot_token_id", "eom_token_id")
 def read_config(header: GgufHeader, dtype: str) -> ModelConfig:
     """The model's configuration.
 
-    Args:
-        header: of the file.
-        dtype: that the weights will have.
-
     Raises:
         ModelLoadError: the file holds something else than a model, one of another architecture, or
             one whose metadata ask for what is not computed here; names the key.

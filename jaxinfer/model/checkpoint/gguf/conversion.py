@@ -110,11 +110,7 @@ def _counter(
 
 
 def _read_beside(vocabulary: Vocabulary) -> tokenizers.Tokenizer:
-    """The tokenizer of a tokenizer.json beside the file.
-
-    Raises:
-        ModelLoadError: it is damaged, or its tokens are not the file's.
-    """
+    """The tokenizer of a tokenizer.json beside the file."""
     path = contained_file(vocabulary.file.parent, _TOKENIZER, vocabulary.file)
     try:
         found = tokenizers.Tokenizer.from_file(str(path))

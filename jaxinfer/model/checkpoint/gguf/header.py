@@ -36,7 +36,6 @@ class GgufTensor:
     """Where one tensor lies, and what its bytes are.
 
     Attributes:
-        name: in the file.
         shape: in elements, the last axis contiguous.
         type: one of `TYPES`.
         offset: of its first byte, from the start of the file.
@@ -55,9 +54,7 @@ class GgufHeader:
     """What a file says of itself.
 
     Attributes:
-        file: its path.
         fields: metadata by key: numbers, texts, booleans, arrays of numbers and lists of texts.
-        tensors: by name.
     """
 
     file: Path

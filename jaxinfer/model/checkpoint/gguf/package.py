@@ -8,11 +8,7 @@ from jaxinfer.optional import import_optional
 
 @functools.cache
 def gguf() -> Any:
-    """The package.
-
-    Raises:
-        MissingPackageError: it is not installed.
-    """
+    """The package; MissingPackageError if it is not installed."""
     for module in ("gguf.quants", "gguf"):
         package = import_optional(module, needed_by="a GGUF file", install="jaxinfer[gguf]")
     return package

@@ -43,12 +43,8 @@ class LazyTensor:
     """A leaf that is read from the file when NumPy asks for it.
 
     Attributes:
-        shape: in elements.
-        dtype: of the array.
-        file: that holds it.
         source: where it lies.
         num_rotated_heads: heads whose rows are brought into Hugging Face's order; 0 for none.
-        on_read: called with the bytes read.
     """
 
     shape: tuple[int, ...]
@@ -59,11 +55,7 @@ class LazyTensor:
     on_read: Callable[[int], None] = field(default=lambda num_bytes: None, compare=False)
 
     def __array__(self, dtype: object = None, copy: object = None) -> np.ndarray:
-        """The values, rounded to nearest.
-
-        Raises:
-            ModelLoadError: some are not finite.
-        """
+        """The values, rounded to nearest; ModelLoadError if some are not finite."""
         values = _dequantized(self.file, self.source, self.dtype)
         self.on_read(self.source.num_bytes)
         if not np.isfinite(values).all():
@@ -76,11 +68,7 @@ class LazyTensor:
 
 
 def tree_paths(header: GgufHeader) -> dict[str, GgufTensor]:
-    """The file's tensors by paths in the parameter tree.
-
-    Raises:
-        ModelLoadError: one is no part of a dense decoder; names it.
-    """
+    """The file's tensors by paths in the tree; ModelLoadError names a foreign one."""
     return {
         _path(name, header): tensor
         for name, tensor in header.tensors.items()
@@ -96,13 +84,6 @@ def lazy_leaves(
     on_read: Callable[[int], None],
 ) -> dict[str, LazyTensor]:
     """A leaf of each path.
-
-    Args:
-        header: of the file.
-        config: of the model.
-        shapes: of the leaves, by path.
-        dtype: of the arrays.
-        on_read: called with the bytes of each tensor that was read.
 
     Raises:
         ModelLoadError: a tensor is missing, foreign, or of another shape; names the first.

@@ -32,7 +32,6 @@ class Vocabulary:
     """What the metadata say of a tokenizer.
 
     Attributes:
-        file: for messages.
         tokens: by id.
         kinds: of the tokens, int ``[V]``.
         fields: the other metadata, without the prefix of their keys.
@@ -114,14 +113,7 @@ def make_tokenizer(vocabulary: Vocabulary) -> tokenizers.Tokenizer:
 def write_tokenizer(
     backend: tokenizers.Tokenizer, vocabulary: Vocabulary, directory: Path, most_tokens: int
 ) -> None:
-    """Write tokenizer.json and tokenizer_config.json.
-
-    Args:
-        backend: the tokenizer of the vocabulary.
-        vocabulary: of the file.
-        directory: exists.
-        most_tokens: context length of the model.
-    """
+    """Write tokenizer.json and tokenizer_config.json."""
     backend.save(str(directory / "tokenizer.json"))
     named = {_HF_NAMES.get(name, f"{name}_token"): vocabulary.named(name) for name in _NAMES}
     settings = {

@@ -8,12 +8,7 @@ from jaxinfer.server.openai.sse import encode
 
 
 class Chunks:
-    """Makes the events of one stream; what they share is encoded once.
-
-    Args:
-        begin: the fields that all chunks share.
-        options: the request's `stream_options`; without usage, chunks have no `usage` field.
-    """
+    """Makes the events of one stream; what they share is encoded once."""
 
     def __init__(self, begin: Mapping[str, Any], options: StreamOptions | None) -> None:
         self.ends_with_usage = bool(options and options.include_usage)

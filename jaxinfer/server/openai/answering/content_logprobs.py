@@ -16,7 +16,6 @@ class ContentLogprobs:
 
     Args:
         count: likeliest tokens at each place; None for no log-probabilities at all.
-        tokenizer: the model's tokenizer.
         answer: the format for parsing the answer; None if all of it is content.
     """
 

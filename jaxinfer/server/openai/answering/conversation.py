@@ -56,12 +56,6 @@ async def conversation_job(
     """The engine's job for the next turn of a conversation.
 
     Args:
-        body: the request.
-        messages: the conversation, as chat templates expect it.
-        params: the request's sampling parameters.
-        plan: the plan for parsing the answer.
-        label: the job's label.
-        front: has the template and says whether the model thinks.
         field: the request's field that holds the prompt, named in errors.
         thinking: the request's own `enable_thinking` and budget take precedence.
         limit: keep only this many of the prompt's last tokens; None keeps all.
@@ -103,14 +97,7 @@ async def conversation_text(
     template_kwargs: Mapping[str, Any] | None,
     **options: Any,
 ) -> str:
-    """The prompt of a conversation's next turn.
-
-    Args:
-        messages: the conversation, as chat templates expect it.
-        front: has the template.
-        thinking: its switch is set where requests may set it.
-        template_kwargs: the request's own names for the template, which take precedence.
-        options: further arguments of `Prompts.render`.
+    """The prompt of a conversation's next turn; `template_kwargs` win over `thinking`.
 
     Raises:
         ApiError: 400: the template refuses, or the conversation is too long.

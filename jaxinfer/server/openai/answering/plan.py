@@ -19,13 +19,11 @@ class AnswerPlan:
     """The plan for reading an answer, made before the request runs: a mistake is refused at once.
 
     Attributes:
-        tools: the tools, as chat templates expect them.
         tool_parser: name of the parser that reads calls; None leaves them in the content.
         reasoning_parser: name of the parser that reads reasoning; None leaves it in the content.
         parallel: more than one call is allowed.
         forced: "required", "auto" if strict tools constrain optional calls, or a function's name:
             calls need a grammar. None if they need none.
-        strict: names of strict tools.
         tag_tokens: tags that the model has as tokens of their own.
         thinks: reasoning is read, and `<think>` and `</think>` are tokens of the model: a grammar
             can begin after them.
@@ -69,12 +67,6 @@ def plan_answer(
     parallel: bool | None = None,
 ) -> AnswerPlan:
     """Decide how an answer is read.
-
-    Args:
-        front: has the parsers.
-        tools: checked by `check_tools`.
-        choice: the request's tool choice, checked by `check_tools`.
-        parallel: the request's `parallel_tool_calls`; None means True.
 
     Raises:
         ApiError: 400: the server has no tool parser, or does not let the model choose.
@@ -128,9 +120,6 @@ def guided(
     content: it begins after the thinking, and where calls may come, they are its alternative.
 
     Args:
-        params: the request's sampling parameters.
-        plan: the plan for its answer.
-        state: the prompt's reasoning state.
         begin_is_given: the request itself says where its grammar begins.
 
     Raises:

@@ -39,12 +39,6 @@ async def pooled(
 ) -> list[RequestOutput]:
     """The last output of each prompt, with its vector; they end with the client.
 
-    Args:
-        prompts: checked.
-        body: the request.
-        label: the server's own name for it.
-        front: runs them.
-
     Raises:
         ApiError: the engine refuses one, or it ended in an error.
     """
@@ -72,9 +66,6 @@ async def read_task[T](
 
     Args:
         make: makes it; its TypeError and ValueError are the client's.
-        body: the request.
-        size: of its texts, in characters.
-        front: has the threads.
         rename: the request's own names of what `make` calls otherwise; the first is that of a
             request that is too large.
 

@@ -22,12 +22,7 @@ EFFORT_TOKENS: Mapping[Effort, int | None] = {
 
 @dataclass(frozen=True)
 class ThinkingWish:
-    """What a request says about thinking.
-
-    Attributes:
-        is_on: the value of the template's `enable_thinking`; None leaves it to the template.
-        budget: most tokens of thinking; None for any number.
-    """
+    """A request's `enable_thinking` and most tokens of thinking; None leaves either as it is."""
 
     is_on: bool | None = None
     budget: int | None = None

@@ -5,11 +5,7 @@ from jaxinfer.server.openai.protocol.answers import CompletionTokensDetails, Usa
 
 
 class UsageCount:
-    """Counts the tokens of a request's outputs, whole or in parts.
-
-    Args:
-        has_reasoning: whether reasoning is parsed; if not, the usage does not mention it.
-    """
+    """Counts the tokens of a request's outputs, whole or in parts; of reasoning if it is read."""
 
     def __init__(self, *, has_reasoning: bool = False) -> None:
         self._prompts: dict[int, tuple[int, int]] = {}

@@ -39,7 +39,6 @@ class Acceptor:
     Args:
         listener: bound and listening; several processes may share it.
         make_protocol: called for each connection.
-        connections: all that are open.
         most: connections at once.
     """
 

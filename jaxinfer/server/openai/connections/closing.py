@@ -13,8 +13,6 @@ class ClosingTransport:
     """A transport whose `close` drops unread input for a bounded time; all else is delegated.
 
     Args:
-        transport: the transport of a socket.
-        loop: the transport's.
         has_unread_input: returns True if the client may be sending input that will not be read.
         stalled_seconds: time limit for a client to read some of the data sent to it.
     """

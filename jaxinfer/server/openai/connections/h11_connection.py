@@ -112,12 +112,7 @@ def _too_large(message: str) -> h11.RemoteProtocolError:
 
 
 def _check_framing(request: h11.Request) -> None:
-    """Refuse a request whose end a proxy may see elsewhere.
-
-    Raises:
-        h11.RemoteProtocolError: its body has two lengths, or chunks in HTTP/1.0; or it is of
-            another version.
-    """
+    """Refuse a request whose end a proxy may see elsewhere."""
     if not request.http_version.startswith(b"1."):
         version = request.http_version.decode()
         raise h11.RemoteProtocolError(f"HTTP/{version} is not spoken here", error_status_hint=505)

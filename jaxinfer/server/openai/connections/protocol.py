@@ -23,10 +23,6 @@ class Protocol(H11Protocol):
     A turn of the event loop parses at most `BYTES_A_TURN` and `EVENTS_A_TURN` of it, and nothing
     more is read from its socket until that is done, nor while a further request waits for the
     answer to the one before. So a connection holds what one read has brought, and no more.
-
-    Args:
-        limits: of this connection.
-        options: of uvicorn's.
     """
 
     def __init__(self, *, limits: ConnectionLimits, **options: Any) -> None:

@@ -20,12 +20,7 @@ _CLOSE_WITHIN_S = 3  # for answers that are being sent once their requests have 
 
 
 def server_config(app: Any, limits: ConnectionLimits) -> uvicorn.Config:
-    """uvicorn's configuration.
-
-    Args:
-        app: the ASGI application.
-        limits: of each connection.
-    """
+    """uvicorn's configuration."""
     proxies = list(limits.trusted_proxies)
     return uvicorn.Config(
         app,

@@ -19,7 +19,6 @@ class Auth:
     The path is the one in the request line; the Host header plays no part.
 
     Args:
-        app: the next ASGI application.
         keys: accepted keys; if empty, no request needs one.
         open_paths: need no key.
     """

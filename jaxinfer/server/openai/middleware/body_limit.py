@@ -18,7 +18,6 @@ class BodyLimit:
     arrives in one piece never counts.
 
     Args:
-        app: the next ASGI application.
         max_bytes: largest body, by URL path.
         max_other_bytes: largest body for any other path.
         max_unfinished_bytes: most bytes of all bodies that have begun and not ended.
@@ -78,12 +77,7 @@ class BodyLimit:
 
 
 class _Body:
-    """A body that is being received.
-
-    Args:
-        receive: ASGI's `receive`.
-        seconds: time limit for the whole body.
-    """
+    """A body that is being received."""
 
     def __init__(self, receive: Receive, seconds: float) -> None:
         self.num_bytes = 0

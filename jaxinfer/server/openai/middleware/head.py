@@ -4,11 +4,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 
 class Head:
-    """Answers HEAD as GET, headers only.
-
-    Args:
-        app: the next ASGI application.
-    """
+    """Answers HEAD as GET, headers only."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app

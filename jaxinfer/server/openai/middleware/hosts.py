@@ -17,7 +17,6 @@ class AllowedHosts:
     without the header, which no browser sends.
 
     Args:
-        app: the next ASGI application.
         names: of other hosts that are answered.
     """
 

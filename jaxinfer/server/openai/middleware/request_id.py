@@ -9,11 +9,7 @@ _PLAIN = re.compile(r"[\x21-\x7e]{1,256}")
 
 
 class RequestId:
-    """Copies the header X-Request-Id of a request to its answer, if it is short plain text.
-
-    Args:
-        app: the next ASGI application.
-    """
+    """Copies the header X-Request-Id of a request to its answer, if it is short plain text."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app

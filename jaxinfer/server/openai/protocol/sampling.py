@@ -97,11 +97,7 @@ class RequestFields(DrawFields, ClientFields):
     )
 
     def check_together(self) -> None:
-        """Refuse fields that contradict each other.
-
-        Raises:
-            ApiError: 400; names one of them.
-        """
+        """Refuse fields that contradict each other by an ApiError 400 that names one."""
         if self.stream_options is not None and not self.stream:
             raise invalid("stream_options goes with stream: true", "stream_options")
 
@@ -124,11 +120,7 @@ class SamplingFields(RequestFields, StructuredFields):
             raise invalid("prompt_logprobs is not streamed; leave out stream", "prompt_logprobs")
 
     def sampling_params(self, defaults: SamplingParams, **more: Any) -> SamplingParams:
-        """The sampling parameters for the engine.
-
-        Args:
-            defaults: of the model.
-            more: fields that the routes name differently.
+        """The engine's sampling parameters; `more` are fields that the routes name differently.
 
         Raises:
             TypeError, ValueError: as `SamplingParams`.

@@ -77,11 +77,7 @@ class StructuredFields(Body):
 
     @property
     def grammar_field(self) -> str | None:
-        """The field that gives the answer a grammar.
-
-        Raises:
-            ApiError: 400; there are several.
-        """
+        """The field that gives the answer a grammar; ApiError 400 if there are several."""
         names = ("response_format", "structured_outputs", *_GUIDED)
         given = [name for name in names if getattr(self, name) is not None]
         if self.response_format is not None and self.response_format.type == "text":

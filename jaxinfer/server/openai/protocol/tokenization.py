@@ -27,11 +27,7 @@ class TokenizeBody(Body):
     user: Ignored = None
 
     def check_together(self) -> None:
-        """Refuse both or neither.
-
-        Raises:
-            ApiError: 400.
-        """
+        """Refuse both or neither by an ApiError 400."""
         if (self.prompt is None) == (self.messages is None):
             raise invalid("send either prompt or messages", "prompt")
 

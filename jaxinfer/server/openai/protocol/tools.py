@@ -131,12 +131,9 @@ def tool_call(
 
 
 def with_object_arguments(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]] | None:
-    """The conversation with every call's arguments as an object, for templates that need it.
+    """The conversation with calls' arguments as objects, for templates that need it, or None.
 
     Truncated JSON gives the part of its object that is there.
-
-    Returns:
-        The messages; None if none has such arguments.
     """
     has_texts = False
     changed = [dict(message) for message in messages]

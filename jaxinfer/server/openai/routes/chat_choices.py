@@ -17,12 +17,7 @@ from jaxinfer.serving.parsers.answer import ParsedAnswer, assemble
 
 
 class ChatChoices:
-    """Writes all choices of one request.
-
-    Args:
-        body: the request.
-        tokenizer: gives the tokens' text.
-    """
+    """Writes all choices of one request."""
 
     def __init__(self, body: ChatBody, tokenizer: Tokenizer | None) -> None:
         self._body = body

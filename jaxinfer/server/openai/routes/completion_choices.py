@@ -13,14 +13,7 @@ from jaxinfer.server.openai.protocol.completion import (
 
 
 class ChoiceWriter:
-    """Writes one choice of one request.
-
-    Args:
-        index: of the choice.
-        body: the request.
-        tokenizer: gives the tokens' text.
-        skip_special_tokens: whether special tokens are left out of the text.
-    """
+    """Writes one choice of one request."""
 
     def __init__(
         self,

@@ -50,11 +50,7 @@ async def embed(body: EmbeddingBody, request: Request) -> Response:
 
 
 def _inputs(body: EmbeddingBody, front: Front) -> list[TextOrTokens]:
-    """The inputs behind the prompt that the request names.
-
-    Raises:
-        ApiError: 400: the model's vectors can't be had or cut so, or it has no such prompt.
-    """
+    """The inputs behind the prompt that the request names."""
     with client_errors(_FIELDS):
         model = front.engine.embedding_model
         model.check_dimensions(body.dimensions)

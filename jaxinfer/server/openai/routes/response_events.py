@@ -14,11 +14,7 @@ from jaxinfer.server.openai.sse import named_event
 
 
 class ResponseEvents:
-    """Writes the events of one answer, numbered in order: one item after the other.
-
-    Args:
-        answer: before its first token; from `end` on, with its items.
-    """
+    """Writes an answer's numbered events, item by item; `answer` has its items from `end` on."""
 
     def __init__(self, answer: ResponsesAnswer) -> None:
         self.answer = answer

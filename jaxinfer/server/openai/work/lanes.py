@@ -16,12 +16,7 @@ _MOST_SIZE = 64 << 20
 
 
 class Lanes:
-    """Two queues with threads of their own, one of them for large work.
-
-    Args:
-        name: the threads' name.
-        num_threads: for small work; large work has one.
-    """
+    """Two queues with threads of their own, one of them for large work."""
 
     def __init__(self, name: str, num_threads: int) -> None:
         self._threads = {

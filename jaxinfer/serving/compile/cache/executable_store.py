@@ -67,9 +67,6 @@ class ExecutableStore:
 
     See `Entries` for valid entries and disk errors. A program that XLA can't serialize, such as one
     that calls back into Python, is not kept; beyond 4 GiB, the least recently used are removed.
-
-    Args:
-        directory: made when first written to.
     """
 
     def __init__(self, directory: str | Path) -> None:
@@ -84,10 +81,6 @@ class ExecutableStore:
 
     def load(self, identity: str, devices: Sequence[Any]) -> jax.stages.Compiled:
         """A program, ready to run.
-
-        Args:
-            identity: the identity that it was saved under.
-            devices: the devices that it was compiled for.
 
         Raises:
             UnreadableExecutableError: there is no readable entry; an unreadable one is removed,
@@ -110,10 +103,6 @@ class ExecutableStore:
 
         A program whose entry could not be read is not saved again by this process: XLA compiled it
             while others ran, and may have chosen other kernels.
-
-        Args:
-            identity: a key that differs for programs that compile to different executables.
-            compiled: the program.
         """
         if identity in self._unreadable:
             return
@@ -162,9 +151,7 @@ class KeptProgram:
     """A program that is read from disk, or else compiled and kept; stands in for a lowered program.
 
     Attributes:
-        store: the store.
         identity: the program's key in the store.
-        devices: the devices that it runs on.
         lowered: None where the store holds it.
     """
 
@@ -175,9 +162,6 @@ class KeptProgram:
 
     def compile(self, compiler_options: dict[str, Any] | None = None) -> jax.stages.Compiled:
         """Read or compile it; any thread may.
-
-        Args:
-            compiler_options: XLA's options, which are part of `identity`, too.
 
         Raises:
             UnreadableExecutableError: the store's entry can't be read; lower it, and compile that.
@@ -190,12 +174,7 @@ class KeptProgram:
 
 
 def compiler_identity(devices: Sequence[Any], options: Mapping[str, Any]) -> tuple[object, ...]:
-    """Everything that XLA's result depends on beside the program and JAX's version and settings.
-
-    Args:
-        devices: to compile for.
-        options: XLA's options for this program.
-    """
+    """Everything that XLA's result depends on beside the program and JAX's version and settings."""
     fingerprint = None
     with contextlib.suppress(jax.errors.JaxRuntimeError):  # a platform that has none
         fingerprint = xla_client.get_topology_for_devices(list(devices)).fingerprint()

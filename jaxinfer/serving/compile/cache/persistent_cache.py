@@ -78,7 +78,6 @@ def store_directory(directory: str | None, kind: str) -> Path | None:
     """The directory of an engine's own programs, below the compilation cache.
 
     Args:
-        directory: as for `persistent_cache`.
         kind: of programs, "traced" or "compiled".
 
     Returns:

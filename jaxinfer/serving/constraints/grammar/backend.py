@@ -14,11 +14,7 @@ _MOST_THREADS = 16  # 64 rows don't keep more of them busy
 
 @functools.cache
 def llguidance() -> Any:
-    """The library.
-
-    Raises:
-        MissingPackageError: it is not installed.
-    """
+    """The library; MissingPackageError if it is not installed."""
     user, extra = "structured_outputs", "jaxinfer[guided]"
     import_optional("llguidance.numpy", needed_by=user, install=extra)
     return import_optional("llguidance", needed_by=user, install=extra)

@@ -32,9 +32,6 @@ class GrammarCompiler:
     machine or on none; the deadline is for busy machines.
 
     Args:
-        tokenizer: the model's tokenizer.
-        vocab_size: V.
-        eos_token_ids: tokens that end an answer.
         deadline_s: time limit of `start_all`, in seconds.
         cache_bytes: most memory that compiled grammars take.
     """

@@ -12,12 +12,9 @@ CACHE_BYTES = 1 << 26
 
 
 class GrammarCache:
-    """A least-recently-used cache; any thread may use it.
+    """A least-recently-used cache, without grammars over `max_bytes`; any thread may use it.
 
     Running requests' matchers keep a grammar that is dropped alive.
-
-    Args:
-        max_bytes: the bound; a grammar that is larger by itself is not kept.
     """
 
     def __init__(self, max_bytes: int = CACHE_BYTES) -> None:

@@ -21,8 +21,6 @@ class Grammar:
 
     Args:
         start: an `llguidance.LLMatcher` that has consumed nothing.
-        text: the source that it was compiled from.
-        vocab_size: V.
         num_tokens: tokens of the grammar's vocabulary, at least V.
 
     Attributes:
@@ -48,7 +46,6 @@ class Matcher:
 
     Args:
         state: an `llguidance.LLMatcher` of this answer's own.
-        vocab_size: V.
         num_words: of a mask, 32 tokens each; at least those of V.
 
     Attributes:
@@ -66,10 +63,7 @@ class Matcher:
         self._num_consumed = 0
 
     def follow(self, token_ids: Sequence[int]) -> None:
-        """Advance by the new tokens of an answer.
-
-        Args:
-            token_ids: all tokens of the answer so far.
+        """Advance by the new tokens among all of the answer so far.
 
         Raises:
             GrammarError: one of them is not allowed, or the library's work limit is exceeded.
@@ -97,12 +91,9 @@ class Matcher:
         return forced if max(forced, default=0) < self._vocab_size else []
 
     def finish_mask(self, allowed: np.ndarray) -> None:
-        """Check the mask that was computed from `state`, for the token after those consumed.
+        """Check the mask of the next token, int32 ``[num_words]``, that `state` gave.
 
         If the answer may end, the mask gets the tokens that end it.
-
-        Args:
-            allowed: int32 ``[num_words]`` bits of the allowed next tokens.
 
         Raises:
             GrammarError: the library's work limit is exceeded.

@@ -21,7 +21,6 @@ class ThinkingMatcher:
 
     Args:
         grammar: a matcher that has consumed nothing.
-        tokens: the model's tokens around thinking.
         stage: the thinking's stage at the prompt's end.
         calls: see `Thinking`; the grammar then admits a call at its beginning.
     """

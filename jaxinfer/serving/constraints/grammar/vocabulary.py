@@ -20,7 +20,6 @@ def grammar_vocabulary(
     """An `llguidance.LLTokenizer`; takes 1 s for 150,000 tokens.
 
     Args:
-        tokenizer: the model's tokenizer.
         vocab_size: V, width of the logits; masks are at least as wide.
         eos_token_ids: tokens that end an answer; a mask allows them where the grammar may end.
 
@@ -45,9 +44,7 @@ class _TextTokenizer:
     The text of an answer goes on from its prompt, and so has no space that a tokenizer adds.
 
     Args:
-        tokenizer: the model's tokenizer.
         num_tokens: width of the vocabulary; ids that the tokenizer lacks have no bytes.
-        eos_token_id: a token that ends an answer.
     """
 
     bos_token_id = None

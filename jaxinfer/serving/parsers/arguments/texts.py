@@ -39,7 +39,6 @@ def text_terminal(schema: Any, resolve: Resolve) -> str | None:
 
     Args:
         schema: a schema whose keywords can be enforced, from `enforced_schema`.
-        resolve: resolves references of the schema that this is part of.
 
     Returns:
         None for no text; an empty expression for any.
@@ -87,11 +86,7 @@ class _Terminals:
 
 
 def referred(schema: Mapping[str, Any], resolve: Resolve) -> Any:
-    """The part of a schema that its `$ref` names.
-
-    Raises:
-        ValueError: no part of the schema.
-    """
+    """The part of a schema that its `$ref` names; ValueError if it is none."""
     found = resolve(schema["$ref"])
     if found is None:
         raise ValueError(f"$ref {schema['$ref']!r} names no part of the schema")

@@ -63,8 +63,6 @@ class FunctionSchema:
         parameters: a JSON schema; anything else allows all arguments.
 
     Attributes:
-        root: the schema.
-        properties: the schema of each declared argument.
         required: names, in order.
         additional: the schema of other arguments.
         wholes: the schemas that all arguments together must follow.

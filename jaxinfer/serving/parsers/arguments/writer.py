@@ -10,11 +10,7 @@ _MOST_CHARS_OF_NULL = 64  # with the white space around it
 
 
 class ValueWriter:
-    """The value of one argument; its last line break belongs to the format.
-
-    Args:
-        expected: its type.
-    """
+    """The value of one argument; its last line break belongs to the format."""
 
     def __init__(self, expected: ArgumentType) -> None:
         self._expected = expected

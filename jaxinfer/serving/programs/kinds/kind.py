@@ -44,12 +44,7 @@ class ProgramKind[Key: ProgramKey](ABC):
 
     @abstractmethod
     def keys(self, buckets: Buckets, *, swaps: bool) -> Sequence[Key]:
-        """The keys of all programs that an engine has, the slowest to compile first.
-
-        Args:
-            buckets: its shapes.
-            swaps: whether its blocks move to host memory.
-        """
+        """The keys of all programs that an engine has, the slowest to compile first."""
 
     @abstractmethod
     def program(self, programs: Programs, key: Key) -> Program:
@@ -60,12 +55,7 @@ class ProgramKind[Key: ProgramKey](ABC):
         return ()
 
     def options(self, key: Key, *, num_devices: int) -> dict[str, Any]:
-        """XLA's options for a program on a GPU, beside the options of all programs.
-
-        Args:
-            key: the program.
-            num_devices: of the mesh.
-        """
+        """XLA's options for a program on a GPU, beside the options of all programs."""
         return {}
 
     def kernels(self, key: Key) -> Hashable:
@@ -88,9 +78,6 @@ class ProgramKind[Key: ProgramKey](ABC):
         Programs that no answer waits for do nothing here.
 
         Args:
-            programs: the programs of an engine on one device.
-            key: the program.
-            call: the compiled program.
             resident: arrays that the program replaces are donated.
 
         Returns:
@@ -114,8 +101,6 @@ class StepKind[Key: ProgramKey](ProgramKind[Key]):
         """Launch it; returns at once.
 
         Args:
-            key: the program.
-            call: the compiled program.
             resident: arrays that the program replaces are donated.
             before: outputs of the step's programs before this one.
             given: the host's packed batch for it.

@@ -34,11 +34,7 @@ KINDS: dict[type, ProgramKind[Any]] = {
 
 
 def kind_of(key: ProgramKey) -> ProgramKind[Any]:
-    """The kind of the program with this key.
-
-    Raises:
-        KeyError: no kind has such keys.
-    """
+    """The kind of the program with this key; KeyError if no kind has it."""
     return KINDS[type(key)]
 
 

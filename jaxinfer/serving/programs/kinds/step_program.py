@@ -23,15 +23,7 @@ def step_program(
     *,
     num_outputs: int,
 ) -> Program:
-    """The program of one step without its sampler.
-
-    Args:
-        programs: the engine's.
-        name: the program's name.
-        step: on arrays of one device.
-        shape: the packed batch's shape.
-        num_outputs: results beside the pages.
-    """
+    """The program of one step without its sampler."""
     run = functools.partial(step, context=programs.context, shape=shape)
     packed = programs.on_host((shape.size,))
     arguments = (programs.params, programs.kv, packed, programs.last_tokens, *programs.peers)
@@ -47,7 +39,6 @@ def step_options(rows: int, *, num_parts: int = 1) -> dict[str, Any]:
     would copy them into one array in every step.
 
     Args:
-        rows: number of the products' rows.
         num_parts: parts of the tokens that go through each layer one after the other.
     """
     # Launched through a slice of the batch vector, a kernel is no plain node of a CUDA graph.

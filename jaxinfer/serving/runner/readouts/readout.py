@@ -50,14 +50,8 @@ class Readout(ABC):
             head: from `Architecture.head_params`.
             step: its hidden states, of all tokens where `needs_all_tokens`.
             packed: the array that `pack` returned, on the device.
-            program: gives the compiled program of a key.
         """
 
     @abstractmethod
     def unpack(self, fetched: np.ndarray, rows: Sequence[ScheduledRow]) -> list[Any]:
-        """Each row's value on the host, None for rows that want none.
-
-        Args:
-            fetched: the array that `launch` returned, on the host.
-            rows: the step's rows.
-        """
+        """Each row's value on the host, None for rows that want none."""

@@ -25,12 +25,7 @@ _MOST_PATH_CHARS = 60
 
 
 def grammar_error(text: str, message: str) -> str:
-    """A readable error message for a grammar.
-
-    Args:
-        text: the grammar, as it is compiled.
-        message: the library's.
-    """
+    """A readable error message for a grammar."""
     name, schema = "", None
     if text.startswith("{"):
         schema = json.loads(text)["grammars"][0].get("json_schema")

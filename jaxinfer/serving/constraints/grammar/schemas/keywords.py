@@ -4,87 +4,36 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 ANNOTATIONS = frozenset(
-    {
-        "title",
-        "description",
-        "default",
-        "deprecated",
-        "readOnly",
-        "writeOnly",
-        "examples",
-        "example",
-        "$comment",
-        "$schema",
-        "contentEncoding",
-        "contentMediaType",
-        "contentSchema",
-        "$vocabulary",
-        "discriminator",
-    }
+    (
+        *("title", "description", "default", "deprecated", "readOnly", "writeOnly"),
+        *("examples", "example", "$comment", "$schema", "$vocabulary", "discriminator"),
+        *("contentEncoding", "contentMediaType", "contentSchema"),
+    )
 )
 """Keywords that don't restrict values (OpenAPI's `discriminator` repeats `oneOf`); others that
 begin with "x-" don't, either."""
 
 ENFORCED = frozenset(
-    {
-        "type",
-        "enum",
-        "const",
-        "multipleOf",
-        "maximum",
-        "exclusiveMaximum",
-        "minimum",
-        "exclusiveMinimum",
-        "maxLength",
-        "minLength",
-        "pattern",
-        "format",
-        "maxItems",
-        "minItems",
-        "prefixItems",
-        "items",
-        "additionalItems",
-        "maxProperties",
-        "minProperties",
-        "required",
-        "properties",
-        "patternProperties",
-        "additionalProperties",
-        "allOf",
-        "anyOf",
-        "oneOf",
-        "$ref",
-        "$id",
-        "id",
-        "$anchor",
-        "$defs",
-        "definitions",
-    }
+    (
+        *("type", "enum", "const", "allOf", "anyOf", "oneOf"),
+        *("multipleOf", "maximum", "exclusiveMaximum", "minimum", "exclusiveMinimum"),
+        *("maxLength", "minLength", "pattern", "format"),
+        *("maxItems", "minItems", "prefixItems", "items", "additionalItems"),
+        *("maxProperties", "minProperties", "required", "properties"),
+        *("patternProperties", "additionalProperties"),
+        *("$ref", "$id", "id", "$anchor", "$defs", "definitions"),
+    )
 )
 """Keywords that answers follow; llguidance refuses the combinations of them that it can't follow,
 such as a `oneOf` whose cases overlap."""
 
 REFUSED = frozenset(
-    {
-        "not",
-        "if",
-        "then",
-        "else",
-        "dependentSchemas",
-        "contains",
-        "propertyNames",
-        "unevaluatedItems",
-        "unevaluatedProperties",
-        "uniqueItems",
-        "maxContains",
-        "minContains",
-        "dependentRequired",
-        "dependencies",
-        "$dynamicAnchor",
-        "$dynamicRef",
-        "$recursiveAnchor",
-        "$recursiveRef",
-    }
+    (
+        *("not", "if", "then", "else", "dependentSchemas", "dependentRequired", "dependencies"),
+        *("contains", "maxContains", "minContains", "uniqueItems", "unevaluatedItems"),
+        *("propertyNames", "unevaluatedProperties"),
+        *("$dynamicAnchor", "$dynamicRef", "$recursiveAnchor", "$recursiveRef"),
+    )
 )
 """Keywords of JSON Schema that llguidance does not implement; values without effect are dropped:
 `uniqueItems: false`, and `propertyNames` of all strings."""
@@ -116,7 +65,6 @@ def enforced_schema(
     OpenAPI's `nullable` is written as JSON Schema has it.
 
     Args:
-        name: of the schema, for errors.
         schema: as parsed from JSON; it is left as it is.
         type_names: JSON's types by further names, of lower case, that `type` may have.
 
