@@ -118,10 +118,10 @@ def attend_tile(
     memory.weights.transpose((1, 0))[...] = weights.astype(memory.weights.dtype)
 
     plgpu.barrier_wait(memory.v_filled.at[slot])
-    if length is not None and not memory.wide:
-        zero_rows_after(memory.v.at[slot], first_key, length)
-    plgpu.commit_smem()
     v = in_memory(memory.v.at[slot], memory.wide, first_key, length)
+    if length is not None and not memory.wide:
+        zero_rows_after(v, first_key, length)
+    plgpu.commit_smem()
 
     def values(o):
         plgpu.wgmma(o, v.transpose((1, 0)), memory.weights.transpose((1, 0)))

@@ -96,11 +96,11 @@ def in_registers(tile: Ref) -> Any:
 def in_memory(
     tile: Ref, scratch: dict[str, Ref], first_key: Scalar = 0, length: Scalar | None = None
 ) -> Ref:
-    """A tile ``[keys, D]`` as an operand in shared memory.
+    """A tile ``[keys, D]`` as an operand in shared memory; `commit_smem` must follow.
 
     Args:
         tile: as it was copied.
-        scratch: where a narrow tile is widened; a product that reads it must have ended.
+        scratch: where a narrow tile is widened; products that read it must have ended.
         first_key: position of the tile's first key.
         length: of a narrow tile, the keys of the sequence: rows after them become zeros, as
             `zero_rows_after` makes them in others. None leaves all as they are.
@@ -116,7 +116,6 @@ def in_memory(
             seen = position + (first_key + start) < length
             values = jnp.where(seen, values, jnp.zeros((), _WIDE))
         wide.at[rows][...] = values
-    plgpu.commit_smem()
     return wide
 
 

@@ -231,6 +231,8 @@ def _attend(p, item, done, consumer, queries, k_smem, v_smem,
         slot = lax.rem(done + tile - item.first_tile, jnp.int32(stages))
         plgpu.barrier_wait(k_filled.at[slot])
         k = in_memory(k_smem.at[slot], wide)
+        if wide:
+            plgpu.commit_smem()
 
         def scores(s):
             plgpu.wgmma(s, queries, k.transpose((1, 0)))
@@ -257,6 +259,8 @@ def _attend(p, item, done, consumer, queries, k_smem, v_smem,
 
         limit = (tile * block_kv, item[Field.LENGTH]) if masked else ()
         v = in_memory(v_smem.at[slot], wide, *limit)
+        if wide:
+            plgpu.commit_smem()
 
         def values(acc):
             plgpu.wgmma(acc, weights, v)

@@ -208,6 +208,8 @@ def _attend(p, item, done, queries, k_smem, v_smem, k_filled, v_filled, k_free, 
         slot = lax.rem(done + tile - item.first_tile, jnp.int32(_STAGES))
         plgpu.barrier_wait(k_filled.at[slot])
         k = in_memory(k_smem.at[slot], wide)
+        if wide:
+            plgpu.commit_smem()
 
         def scores(s):
             plgpu.wgmma(s, queries, k.transpose((1, 0)))
@@ -223,6 +225,8 @@ def _attend(p, item, done, queries, k_smem, v_smem, k_filled, v_filled, k_free, 
         weights = weights.astype(p.format.operands)
         plgpu.barrier_wait(v_filled.at[slot])
         v = in_memory(v_smem.at[slot], wide)
+        if wide:
+            plgpu.commit_smem()
 
         def values(acc):
             plgpu.wgmma(acc, weights, v)
