@@ -18,7 +18,7 @@ PreemptionMode = Literal["recompute", "swap"]
 SchedulingPolicy = Literal["fcfs", "priority", "fair"]
 LogprobsMode = Literal["raw_logprobs", "processed_logprobs", "temperature_logprobs"]
 GenerationDefaults = Literal["auto", "vllm"]
-KVCacheDType = Literal["auto", "int8"]
+KVCacheDType = Literal["auto", "fp8_e4m3", "int8"]
 RunnerType = Literal["generate", "pooling"]
 AttentionBackend = Literal["auto", "mosaic", "triton", "numba", "xla"]
 
@@ -44,6 +44,7 @@ _RANGES: Mapping[str, tuple[float, float]] = {
 }
 """Least and largest values of numbers; fields are stored as plain ones, integers or not as here."""
 VLLM_DTYPES = {"half": "float16", "float": "float32"}
+VLLM_CACHE_DTYPES = {"fp8": "fp8_e4m3"}
 
 
 def max_kv_blocks(block_size: int) -> int:
@@ -112,10 +113,10 @@ class EngineConfig:
         max_num_batched_tokens: most tokens in one step; None is 16384 on a GPU and 2048 on a CPU,
             and never less than `max_num_seqs`. Longer prompts are prefilled in chunks.
         block_size: tokens in a KV block; a power of two from 8 to 256.
-        kv_cache_dtype: of keys and values in the cache: the model's ("auto"), or "int8": an integer
-            a value and a float32 scale for each token and head, in about half of bfloat16's memory,
-            by which log-probabilities change a little. Attention backends "numba" and "xla" read
-            it.
+        kv_cache_dtype: of keys and values in the cache: the model's ("auto"); "fp8_e4m3" ("fp8"),
+            eight bits a value without scales, in half of bfloat16's memory, which "mosaic" and
+            "xla" read; or "int8", an integer a value and a float32 scale for each token and head,
+            which "numba" and "xla" read. Log-probabilities change a little by either.
         num_kv_blocks: KV blocks to allocate (block 0 is reserved for padding); None is what the
             device's memory holds.
         gpu_memory_utilization: share of each device's memory that the engine may use, in (0, 1].
@@ -202,6 +203,8 @@ class EngineConfig:
             _check_text(name, getattr(self, name), may_be_empty=name == "compilation_cache_dir")
         _check_overrides(self.hf_overrides)
         object.__setattr__(self, "dtype", _dtype_name(self.dtype))
+        cache = self.kv_cache_dtype
+        object.__setattr__(self, "kv_cache_dtype", VLLM_CACHE_DTYPES.get(cache, cache))
         for field in dataclasses.fields(self):
             name, value = field.name, getattr(self, field.name)
             if typing.get_origin(field.type) is Literal:

@@ -61,7 +61,7 @@ def configurations(case: Case) -> list[Variant]:
         sizes = [(128, 2), (64, 4)]
         return [("mosaic", PrefillConfig(*each)) for each in sizes]
     splits = (1,) if len(case.contexts) >= 64 else (2, 4, 8, 16, 32)
-    sizes = [(64, 3), (64, 6), (128, 2), (128, 3)]
+    sizes = [(64, 3), (64, 4), (64, 6), (128, 2), (128, 3)]
     return [("mosaic", DecodeConfig(*each, n)) for each in sizes for n in splits]
 
 

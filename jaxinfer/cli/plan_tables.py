@@ -140,7 +140,8 @@ def _kv_formula(plan: Plan) -> str:
     shape, size = plan.shape, plan.memory.kv_bytes_per_token
     layers, dim = shape.num_hidden_layers, shape.head_dim
     heads = shape.kv_heads_of_device(plan.tensor_parallel_size)
-    values = f"2·L·K·D = 2·{layers}·{heads}·{dim} values of 2 bytes"
+    each = "2 bytes" if plan.kv_cache_dtype == "auto" else "a byte"
+    values = f"2·L·K·D = 2·{layers}·{heads}·{dim} values of {each}"
     if plan.kv_cache_dtype == "int8":
         values = f"2·L·K·(D+4) = 2·{layers}·{heads}·({dim}+4) values of a byte and scales of 4"
     return f"a token's keys and values: {values} = {size:,} bytes of each device"

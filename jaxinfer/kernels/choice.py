@@ -13,6 +13,12 @@ _HEAD_DIMS = (64, 128)
 _DTYPES = ("bfloat16", "float16")
 _BLOCK_SIZES = (8, 16, 32, 64, 128, 256)
 _MAX_GROUP_SIZE = 16
+_CACHES: Mapping[Backend, tuple[KVCacheDType, ...]] = {
+    "mosaic": ("auto", "fp8_e4m3"),
+    "triton": ("auto",),
+    "numba": ("auto", "int8"),
+}
+"""The formats of pages that each implementation reads; "xla" reads all."""
 
 
 @dataclass(frozen=True)
@@ -64,12 +70,15 @@ def choose_backend(
         ValueError: `requested` can't run here; says why and lists what can.
     """
     model = _model_obstacle(head_dim, dtype, block_size, group_size)
-    if kv_cache_dtype != "auto":
-        model = f"reads no {kv_cache_dtype} KV cache"
+    unread = {
+        name: f"reads no {kv_cache_dtype} KV cache"
+        for name, formats in _CACHES.items()
+        if kv_cache_dtype not in formats
+    }
     obstacles: dict[Backend, str | None] = {
-        "mosaic": _mosaic_obstacle(platform, compute_capability) or model,
-        "triton": _triton_obstacle(platform, compute_capability) or model,
-        "numba": _numba_obstacle(platform, dtype),
+        "mosaic": _mosaic_obstacle(platform, compute_capability) or unread.get("mosaic") or model,
+        "triton": _triton_obstacle(platform, compute_capability) or unread.get("triton") or model,
+        "numba": _numba_obstacle(platform, dtype) or unread.get("numba"),
         "xla": None,
     }
     cache = "" if kv_cache_dtype == "auto" else f" with {kv_cache_dtype} KV cache"

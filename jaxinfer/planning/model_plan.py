@@ -276,6 +276,8 @@ def _notes(timing: Timing, dtype: str) -> list[str]:
             "No expected times: XLA multiplies int8 weights, which was not measured and, on a GPU, "
             "writes and reads each as a plain one: far from these floors."
         )
+    elif timing.kv_cache_dtype == "fp8_e4m3":
+        notes.append("No expected times: no run with an fp8_e4m3 KV cache was recorded.")
     elif timing.kv_cache_dtype != "auto":
         notes.append(
             f"No expected times: on a GPU an {timing.kv_cache_dtype} KV cache is read by XLA's "

@@ -147,12 +147,14 @@ class ModelShape(ModelConfig):
         Args:
             bytes_per_value: of activations.
             num_devices: N, that heads are split over.
-            kv_cache_dtype: contents of pages: activations, or integers with a scale for each head.
+            kv_cache_dtype: contents of pages: values of activations, values of eight bits, or
+                integers with a scale for each head.
         """
         heads = self.kv_heads_of_device(num_devices)
         head_bytes = self.head_dim * bytes_per_value
-        if kv_cache_dtype == "int8":
-            head_bytes = self.head_dim + _SCALE_BYTES
+        if kv_cache_dtype != "auto":
+            scale_bytes = _SCALE_BYTES if kv_cache_dtype == "int8" else 0
+            head_bytes = self.head_dim + scale_bytes
         return 2 * self.num_hidden_layers * heads * head_bytes
 
     def indivisible(self, num_devices: int) -> list[str]:

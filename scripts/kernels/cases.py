@@ -10,6 +10,20 @@ Unit = Literal["bytes", "operations"]
 COMPARED_CASES = ("decode/B=256 page 16", "decode/B=8 8k", "prefill/4 x 2k page 16")
 """The cases for comparing implementations of attention."""
 
+_NARROW = (
+    "decode/B=256 page 16",
+    "decode/B=64",
+    "decode/B=8 8k",
+    "decode/B=1 32k",
+    "decode/32 x 16 share 1k",
+    "decode/8 x 32 share 4k",
+    "prefill/4 x 2k page 16",
+    "prefill/1 x 8k page 16",
+    "write/T=2",
+    "write/T=256",
+)
+"""Cases that are timed with pages of float8_e4m3fn, too."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Case:
@@ -28,6 +42,7 @@ class Case:
         features: of the weights of products.
         group: neighbouring sequences that begin alike; 0 where none do.
         shared: keys that each of them begins with, a multiple of S.
+        page_bytes: of a value in pages: 2 of bfloat16, 1 of float8_e4m3fn.
     """
 
     name: str
@@ -42,22 +57,25 @@ class Case:
     features: tuple[int, ...] = ()
     group: int = 0
     shared: int = 0
+    page_bytes: int = 2
 
     @property
     def work(self) -> tuple[Unit, float]:
-        """The work that the time is compared with: bytes of bf16 to be moved, or operations."""
+        """The work that the time is compared with: bytes to be moved, or operations."""
         if self.features:
             return "bytes", sum(self.features) * self.columns * 2
         if self.columns:
             arrays = 4 if self.name.startswith("add_norm") else 3
             return "bytes", self.tokens * self.columns * 2 * arrays
         if self.contexts is None:
-            return "bytes", self.tokens * (self.H + 2 * self.K) * self.D * 2 * 2
+            read = (self.H + 2 * self.K) * 2
+            written = self.H * 2 + 2 * self.K * self.page_bytes
+            return "bytes", self.tokens * self.D * (read + written)
         if self.queries is None:
             keys = sum(self.contexts)
             if self.group:  # each group's shared keys are read once
                 keys -= self.shared * (len(self.contexts) - len(self.contexts) // self.group)
-            return "bytes", keys * self.K * self.D * 2 * 2
+            return "bytes", keys * self.K * self.D * 2 * self.page_bytes
         pairs = sum(
             n * (c - n) + n * n / 2 for n, c in zip(self.queries, self.contexts, strict=True)
         )
@@ -67,7 +85,7 @@ class Case:
 def kernel_cases() -> list[Case]:
     """All cases, attention first."""
     mixed = _mixed_contexts()
-    return [
+    cases = [
         *(Case(f"decode/B=256 page {s}", mixed, S=s) for s in (16, 64, 256)),
         Case("decode/B=64", mixed[:64]),
         Case("decode/B=8 8k", (8192,) * 8),
@@ -87,6 +105,10 @@ def kernel_cases() -> list[Case]:
             for name, features in (("q, k, v", (2048, 1024, 1024)), ("gate, up", (3072, 3072)))
             for b in (32, 64, 128, 256)
         ),
+    ]
+    narrow = [case for case in cases if case.name in _NARROW]
+    return cases + [
+        dataclasses.replace(case, name=f"{case.name} fp8", page_bytes=1) for case in narrow
     ]
 
 

@@ -16,6 +16,7 @@ from jaxinfer.kernels.attention.op import paged_attention
 from jaxinfer.kernels.attention.pages import PagedRows, Pages, Scoring
 from jaxinfer.kernels.attention.shared_prefix import SharedPrefixes, rows_in_item
 from jaxinfer.kernels.choice import Backend
+from jaxinfer.kernels.fp8 import FP8
 from jaxinfer.kernels.matmul.mosaic import medium
 from jaxinfer.kernels.norms.mosaic.add_norm import add_norm
 from jaxinfer.kernels.norms.mosaic.norm_rope_write import norm_rope_write
@@ -200,8 +201,10 @@ def _products(case: Case, launches: int) -> Run:
 
 def _pages(case: Case, num_bytes: float) -> Pages:
     """Random key and value pages of a total size in bytes."""
-    shape = (int(num_bytes / (case.S * case.K * case.D * 4)), case.S, case.K, case.D)
-    return Pages(_draw(0, *shape), _draw(1, *shape))
+    row = case.S * case.K * case.D
+    shape = (int(num_bytes / (row * 2 * case.page_bytes)), case.S, case.K, case.D)
+    dtype = jnp.bfloat16 if case.page_bytes == jnp.bfloat16.dtype.itemsize else FP8
+    return Pages(*(_draw(seed, *shape).astype(dtype) for seed in (0, 1)))
 
 
 def _draw(seed: int, *shape: int) -> jax.Array:

@@ -13,9 +13,10 @@ import numpy as np
 import pytest
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from jaxinfer.kernels.attention.mosaic import decode
+from jaxinfer.kernels.attention.mosaic import decode, decode_tile
 from jaxinfer.kernels.attention.mosaic.combine import combine_splits
 from jaxinfer.kernels.attention.mosaic.decode import DecodeConfig, paged_decode_attention
+from jaxinfer.kernels.attention.mosaic.page_tiles import in_memory
 from jaxinfer.kernels.attention.pages import PagedRows, Pages, Scoring
 from jaxinfer.kernels.norms.mosaic.norm_rope_write import norm_rope_write
 from tests.kernels.attention import attention_cases
@@ -30,8 +31,14 @@ _slots_are_reused = pytest.mark.skipif(
 def _interpret(monkeypatch):
     kernel = functools.partial(plgpu.kernel, interpret=plgpu.InterpretGPUParams())
     monkeypatch.setattr(plgpu, "kernel", kernel)
+    # Nor does it know operands in registers.
+    monkeypatch.setattr(decode_tile, "keys_of", _keys_in_memory)
     # What is lowered for a GPU can't be interpreted.
     monkeypatch.setattr(decode, "call_built_for", _call)
+
+
+def _keys_in_memory(memory, slot):
+    return in_memory(memory.k.at[slot], memory.wide)
 
 
 def _call(launch, problem, shapes, args, out, *, name):
@@ -103,7 +110,10 @@ def test_combine_weighs_splits_by_their_sums_and_ignores_unwritten_ones():
         (4, 64, 128, DecodeConfig(64, 2, 2), 40),
     ],
 )
-def test_decode_matches_fp64_with_poisoned_pages(group, head_dim, page_size, config, window):
+@pytest.mark.parametrize("page_dtype", [None, jnp.float8_e4m3fn])
+def test_decode_matches_fp64_with_poisoned_pages(
+    group, head_dim, page_size, config, window, page_dtype
+):
     case = attention_cases.Case(
         "interpreted",
         (1,) * 3,
@@ -121,4 +131,4 @@ def test_decode_matches_fp64_with_poisoned_pages(group, head_dim, page_size, con
         rows, scoring = PagedRows(lens, tables), Scoring(scale, window)
         return paged_decode_attention(q, pages, rows, scoring, config=config)
 
-    attention_cases.check(attention, case, jnp.bfloat16)
+    attention_cases.check(attention, case, jnp.bfloat16, page_dtype=page_dtype)

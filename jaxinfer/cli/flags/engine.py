@@ -14,7 +14,13 @@ from typing import Any
 from jaxinfer.cli.flags.fields import add_field_flag, flag_of
 from jaxinfer.cli.flags.parser import given, json_object
 from jaxinfer.cli.flags.process import add_process_flags
-from jaxinfer.config import VLLM_DTYPES, DType, EngineConfig
+from jaxinfer.config import (
+    VLLM_CACHE_DTYPES,
+    VLLM_DTYPES,
+    DType,
+    EngineConfig,
+    KVCacheDType,
+)
 
 ENGINE_FIELDS = frozenset(field.name for field in dataclasses.fields(EngineConfig))
 
@@ -78,6 +84,7 @@ _READ: Mapping[str, Mapping[str, Any]] = {
     "hf_overrides": {"type": json_object, "metavar": "JSON"},
     "speculative_config": {"type": json_object, "metavar": "JSON"},
     "dtype": {"choices": (*typing.get_args(DType), *VLLM_DTYPES)},
+    "kv_cache_dtype": {"choices": (*typing.get_args(KVCacheDType), *VLLM_CACHE_DTYPES)},
     "max_model_len": {"type": _size},
     "max_num_batched_tokens": {"type": _size},
 }

@@ -16,9 +16,9 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jaxtyping import Bool, Float, Int32, Shaped
 
+from jaxinfer.kernels.attention.page_formats import read
 from jaxinfer.kernels.attention.pages import PagedRows, Pages, Scoring
 from jaxinfer.kernels.constants import LOG2_E
-from jaxinfer.kernels.int8 import dequantize
 
 _CHUNK = 32  # keys
 # Exponent of keys without weight: finite, so that (-inf) - m is -inf and never NaN.
@@ -46,12 +46,9 @@ class Pieces(NamedTuple):
     ) -> tuple[Float[Array, "R C K D"], Float[Array, "R C K D"]]:
         """Keys and values of each row's pieces, side by side; C is ``count * size``.
 
-        Those of an int8 cache are dequantized to float32. Unused places hold garbage.
+        Unused places hold garbage.
         """
-        k, v, k_scale, v_scale = jax.tree.map(lambda pool: gather_pieces(pool, ids), self.pools)
-        if k_scale is None:
-            return k, v
-        return dequantize(k, k_scale), dequantize(v, v_scale)
+        return read(jax.tree.map(lambda pool: gather_pieces(pool, ids), self.pools))
 
 
 def cut_pages(pages: Pages, chunk: int) -> Pieces:

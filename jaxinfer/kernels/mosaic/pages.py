@@ -26,11 +26,11 @@ type Scalar = jax.Array
 type RegisterLayout = Any
 
 
-def swizzled(columns: int) -> tuple[Any, ...]:
-    """Shared-memory layout of 16-bit rows whose width is a multiple of 64, 32 or 16 `columns`."""
+def swizzled(columns: int, itemsize: int = 2) -> tuple[Any, ...]:
+    """Shared-memory layout of rows whose width is a multiple of `columns`: 128, 64 or 32 bytes."""
     return (
         plgpu.TilingTransform((8, columns)),  # pyright: ignore[reportAbstractUsage]
-        plgpu.SwizzleTransform(2 * columns),  # pyright: ignore[reportAbstractUsage]
+        plgpu.SwizzleTransform(itemsize * columns),  # pyright: ignore[reportAbstractUsage]
     )
 
 

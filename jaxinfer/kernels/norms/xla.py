@@ -8,8 +8,8 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Float, Int32
 
+from jaxinfer.kernels.attention.page_formats import rows_of
 from jaxinfer.kernels.attention.pages import Pages
-from jaxinfer.kernels.int8 import quantize
 from jaxinfer.kernels.rounding import narrow, rounded
 
 
@@ -41,10 +41,7 @@ def norm_rope_write(
     q, k, v = heads if len(heads) == 3 else _split(heads[0], pages.k.shape[2])
     q = _rotate(q if q_norm is None else rms_norm(q, q_norm, eps), cos, sin)
     k = _rotate(k if k_norm is None else rms_norm(k, k_norm, eps), cos, sin)
-    if pages.k_scale is None:
-        return q, Pages(_write(pages.k, k, slot_mapping), _write(pages.v, v, slot_mapping))
-    (k, k_scale), (v, v_scale) = quantize(k), quantize(v)
-    rows = Pages(k, v, k_scale, v_scale)
+    rows = rows_of(k, v, pages)
     return q, jax.tree.map(lambda held, new: _write(held, new, slot_mapping), pages, rows)
 
 

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from jax.sharding import NamedSharding
 
 from jaxinfer.kernels.attention.kv_cache_spec import KVCacheSpec, LayerPages
+from jaxinfer.kernels.fp8 import FP8
 from jaxinfer.model.families.table import family_of
 from jaxinfer.model.layer_kind import LayerKind
 from jaxinfer.model.sharding import kv_pages_spec, logits_spec, num_page_heads
@@ -22,6 +23,8 @@ from jaxinfer.serving.sampling.layout import (
     LogitEdits,
     SlotState,
 )
+
+_CACHE_DTYPES = {"fp8_e4m3": FP8, "int8": jnp.dtype(jnp.int8)}
 
 
 @dataclass(frozen=True)
@@ -77,7 +80,7 @@ class Programs:
             (layer,) * config.num_hidden_layers,
             self.num_blocks,
             self.context.block_size,
-            self.dtype if self.context.kv_cache_dtype == "auto" else jnp.dtype(jnp.int8),
+            _CACHE_DTYPES.get(self.context.kv_cache_dtype, self.dtype),
             NamedSharding(self.context.mesh, kv_pages_spec(self.context.rules)),
             self.context.loop.beside(self.dtype),
         )

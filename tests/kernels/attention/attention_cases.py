@@ -189,8 +189,11 @@ class Problem:
         return jax.tree.map(jnp.asarray, arrays)
 
 
-def build(case: Case, dtype: Any, seed: int) -> Problem:
-    """Draw q, k and v for `case`, rounded to `dtype`; every slot no row reaches is NaN."""
+def build(case: Case, dtype: Any, seed: int, page_dtype: Any = None) -> Problem:
+    """Draw q, k and v for `case`, rounded to `dtype`; every slot no row reaches is NaN.
+
+    Keys and values are rounded to `page_dtype` instead, if there is one.
+    """
     rng = np.random.default_rng(seed)
     S, K, D = case.block_size, case.num_kv_heads, case.head_dim
     counts = [-(-n // S) for n in case.context_lens]
@@ -198,13 +201,13 @@ def build(case: Case, dtype: Any, seed: int) -> Problem:
     P = sum(counts) + 3
     T = sum(case.query_lens) + case.pad_tokens
 
-    def draw(*shape: int) -> np.ndarray:
+    def draw(*shape: int, dtype: Any = page_dtype or dtype) -> np.ndarray:
         # By NumPy: XLA would compile a conversion for each length.
         return rng.standard_normal(shape).astype(jnp.dtype(dtype))
 
-    q = draw(T, case.num_heads, D)
-    k_pages = np.full((P, S, K, D), np.nan, q.dtype)
-    v_pages = np.full((P, S, K, D), np.nan, q.dtype)
+    q = draw(T, case.num_heads, D, dtype=dtype)
+    k_pages = np.full((P, S, K, D), np.nan, jnp.dtype(page_dtype or dtype))
+    v_pages = k_pages.copy()
     # Page 0 is poisoned too and pads the tables, as in the engine.
     tables = np.zeros((len(counts), W), np.int32)
     ids = iter(rng.permutation(np.arange(1, P)))
@@ -258,9 +261,11 @@ def _exact(
     return out
 
 
-def check(attention: Attention, case: Case, dtype: Any, *, seed: int = 0) -> None:
+def check(
+    attention: Attention, case: Case, dtype: Any, *, seed: int = 0, page_dtype: Any = None
+) -> None:
     """Run `attention` on `case` and compare with fp64; the shared body of every test."""
-    problem = build(case, dtype, seed)
+    problem = build(case, dtype, seed, page_dtype)
     out = attention(
         *problem.arguments,
         scale=problem.scale,

@@ -49,6 +49,7 @@ from jaxinfer.kernels.attention.mosaic.decode_tile import (
     no_keys,
 )
 from jaxinfer.kernels.attention.mosaic.own_keys import attend_own
+from jaxinfer.kernels.attention.mosaic.page_tiles import PageFormat
 from jaxinfer.kernels.attention.mosaic.shared_prefix import attend_shared
 from jaxinfer.kernels.attention.pages import PagedRows, Pages, Scoring
 from jaxinfer.kernels.attention.shared_prefix import SharedPrefixes, rows_in_item
@@ -89,7 +90,11 @@ class _Problem:
     config: DecodeConfig
     window: int | None
     scale: float
-    dtype: jnp.dtype
+    format: PageFormat
+
+    @property
+    def dtype(self) -> jnp.dtype:
+        return self.format.activations
 
     @property
     def group(self) -> int:
@@ -114,7 +119,7 @@ def paged_decode_attention(
 
     Args:
         q: normalised and rotated queries, bfloat16 or float16.
-        pages: keys and values in q's dtype.
+        pages: keys and values in q's dtype or in float8_e4m3fn.
         shared: which rows begin with the same pages, so that these are read once; None looks at
             every row alone.
         config: tuning, without `shared`; None takes `choose_config`'s.
@@ -139,8 +144,8 @@ def paged_decode_attention(
     N = columns_of(H // K)
     config = config or choose_config(B, K, W * S, head_bytes=4 * D * N)
     tiling = Tiling(config.block_kv, S, W)
-    dtype = jnp.dtype(q.dtype)
-    problem = _Problem(H, K, D, N, tiling, config, scoring.window, scoring.scale, dtype)
+    pages_format = PageFormat(jnp.dtype(pages.k.dtype), jnp.dtype(q.dtype))
+    problem = _Problem(H, K, D, N, tiling, config, scoring.window, scoring.scale, pages_format)
     queries = q.reshape(B * H, D)
     padding = -queries.shape[0] % 8
     if padding:  # Only with few heads, as under tensor parallelism with odd batches.
@@ -229,9 +234,9 @@ def _launch(problem: _Problem, shapes: tuple[jax.ShapeDtypeStruct, ...]):
         thread_name="warpgroup",
         scratch_types={
             "q_smem": plgpu.SMEM((N, D), p.dtype, transforms=SWIZZLED),
-            "k_smem": plgpu.SMEM((stages, block_kv, D), p.dtype, transforms=SWIZZLED),
-            "v_smem": plgpu.SMEM((stages, block_kv, D), p.dtype, transforms=SWIZZLED),
-            "p_smem": plgpu.SMEM((N, block_kv), p.dtype, transforms=SWIZZLED),
+            "k_smem": p.format.stages(stages, block_kv, D),
+            "v_smem": p.format.stages(stages, block_kv, D),
+            "p_smem": p.format.operand(N, block_kv),
             "o_smem": plgpu.SMEM((N, D), p.dtype),
             "q_filled": plgpu.Barrier(),
             "k_filled": filled,
@@ -239,6 +244,7 @@ def _launch(problem: _Problem, shapes: tuple[jax.ShapeDtypeStruct, ...]):
             "k_free": free,
             "v_free": free,
             "combine": cluster_scratch(config.num_splits, D, N) if cluster else {},
+            "wide": p.format.scratch(block_kv, (N, D)),
         },
         compiler_params=plgpu.CompilerParams(approx_math=True),
         kernel_name="paged_decode_attention",
@@ -272,7 +278,7 @@ def _span(p: _Problem, lengths: Ref) -> _Span:
 
 
 def _block(p, q, k_pages, v_pages, lengths, tables, *outputs, q_smem, k_smem, v_smem, p_smem,
-           o_smem, q_filled, k_filled, v_filled, k_free, v_free, combine):  # fmt: skip
+           o_smem, q_filled, k_filled, v_filled, k_free, v_free, combine, wide):  # fmt: skip
     span = _span(p, lengths)
     first_row = (span.row * p.K + span.kv_head) * p.group
     aligned_row = first_row // 8 * 8
@@ -289,7 +295,9 @@ def _block(p, q, k_pages, v_pages, lengths, tables, *outputs, q_smem, k_smem, v_
     @pl.when(warpgroup == 1)
     def _consume():
         plgpu.barrier_wait(q_filled)
-        memory = TileMemory(q_smem, k_smem, v_smem, p_smem, k_filled, v_filled, k_free, v_free)
+        queries = p.format.queries(q_smem, wide)
+        memory = TileMemory(queries, k_smem, v_smem, p_smem, k_filled, v_filled, k_free, v_free,
+                            wide)  # fmt: skip
         out, log_sum = finish(_over_tiles(p, span, functools.partial(_tile, p, span, memory)))
 
         def write(out):

@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -18,6 +19,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
+from jaxinfer.kernels.attention.mosaic.page_tiles import in_memory, in_registers
 from jaxinfer.kernels.constants import LOG2_E
 from jaxinfer.kernels.mosaic.pages import Ref, Scalar, zero_rows_after
 
@@ -39,7 +41,7 @@ class TileMemory:
     """Shared memory and barriers of the stages.
 
     Attributes:
-        q: queries ``[N, D]``.
+        q: queries ``[N, D]``, as an operand.
         k: keys ``[stages, block_kv, D]``.
         v: values ``[stages, block_kv, D]``.
         weights: ``[N, block_kv]``, for the product with the values.
@@ -47,6 +49,7 @@ class TileMemory:
         v_filled: barriers on which the copies of values arrive.
         k_free: barriers on which the consumer arrives when it has read a stage's keys.
         v_free: barriers on which the consumer arrives when it has read a stage's values.
+        wide: scratch for narrow pages; empty for others.
     """
 
     q: Ref
@@ -57,6 +60,7 @@ class TileMemory:
     v_filled: Ref
     k_free: Ref
     v_free: Ref
+    wide: dict[str, Ref]
 
 
 def no_keys(D: int, columns: int, block_kv: int) -> State:
@@ -92,7 +96,7 @@ def attend_tile(
     plgpu.barrier_wait(memory.k_filled.at[slot])
 
     def scores(s):
-        plgpu.wgmma(s, memory.k.at[slot], memory.q.transpose((1, 0)))
+        plgpu.wgmma(s, keys_of(memory, slot), memory.q.transpose((1, 0)))
         return s[...]
 
     s = pl.run_scoped(scores, plgpu.ACC((block_kv, N), jnp.float32))
@@ -111,17 +115,23 @@ def attend_tile(
     memory.weights.transpose((1, 0))[...] = weights.astype(memory.weights.dtype)
 
     plgpu.barrier_wait(memory.v_filled.at[slot])
-    if length is not None:
-        zero_rows_after(memory.v.at[slot], first_key, length)
+    v = in_memory(memory.v.at[slot], memory.wide, first_key, length)
+    if length is not None and not memory.wide:
+        zero_rows_after(v, first_key, length)
     plgpu.commit_smem()
 
     def values(o):
-        plgpu.wgmma(o, memory.v.at[slot].transpose((1, 0)), memory.weights.transpose((1, 0)))
+        plgpu.wgmma(o, v.transpose((1, 0)), memory.weights.transpose((1, 0)))
         return o[...]
 
     acc = acc + pl.run_scoped(values, plgpu.ACC((acc.shape[0], N), jnp.float32))
     plgpu.barrier_arrive(memory.v_free.at[slot])
     return acc, m_new, sums
+
+
+def keys_of(memory: TileMemory, slot: Scalar) -> Any:
+    """A stage's keys as the first operand of a product."""
+    return in_registers(memory.k.at[slot])
 
 
 def finish(state: State) -> tuple[jax.Array, jax.Array]:

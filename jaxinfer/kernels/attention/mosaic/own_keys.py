@@ -29,6 +29,7 @@ from jaxinfer.kernels.attention.mosaic.decode_tile import (
     columns_of,
     finish,
 )
+from jaxinfer.kernels.attention.mosaic.page_tiles import PageFormat
 from jaxinfer.kernels.attention.mosaic.tile_producer import stream_tiles
 from jaxinfer.kernels.attention.pages import PagedRows, Pages
 from jaxinfer.kernels.attention.shared_prefix import KEYS, SharedPrefixes
@@ -53,7 +54,11 @@ class _Problem:
     tiling: Tiling
     stages: int
     scale: float
-    dtype: jnp.dtype
+    format: PageFormat
+
+    @property
+    def dtype(self) -> jnp.dtype:
+        return self.format.activations
 
     @property
     def group(self) -> int:
@@ -73,7 +78,7 @@ def attend_own(
 
     Args:
         q: normalised and rotated queries, bfloat16 or float16.
-        pages: keys and values in q's dtype.
+        pages: keys and values in q's dtype or in float8_e4m3fn.
         seen: the results of `attend_shared` for them.
     """
     B, H, D = q.shape
@@ -81,7 +86,8 @@ def attend_own(
     N = columns_of(H // K)
     tiling = Tiling(KEYS, S, rows.block_tables.shape[1])
     stages = _STAGES if N <= 8 else _STAGES - 1
-    p = _Problem(H, K, D, N, tiling, stages, scale, jnp.dtype(q.dtype))
+    pages_format = PageFormat(jnp.dtype(pages.k.dtype), jnp.dtype(q.dtype))
+    p = _Problem(H, K, D, N, tiling, stages, scale, pages_format)
     queries = q.reshape(B * H, D)
     padding = -queries.shape[0] % 8
     if padding:  # Only with few heads, as under tensor parallelism with odd batches.
@@ -95,7 +101,7 @@ def attend_own(
 
 
 def _launch(p: _Problem, shapes: tuple[jax.ShapeDtypeStruct, ...]):
-    keys = plgpu.SMEM((p.stages, KEYS, p.D), p.dtype, transforms=SWIZZLED)
+    keys = p.format.stages(p.stages, KEYS, p.D)
     filled = plgpu.Barrier(num_arrivals=p.tiling.copies, num_barriers=p.stages)
     free = plgpu.Barrier(num_barriers=p.stages)
     return plgpu.kernel(
@@ -109,7 +115,7 @@ def _launch(p: _Problem, shapes: tuple[jax.ShapeDtypeStruct, ...]):
             "q_smem": plgpu.SMEM((_QUERIES_AHEAD, p.columns, p.D), p.dtype, transforms=SWIZZLED),
             "k_smem": keys,
             "v_smem": keys,
-            "p_smem": plgpu.SMEM((p.columns, KEYS), p.dtype, transforms=SWIZZLED),
+            "p_smem": p.format.operand(p.columns, KEYS),
             "o_smem": plgpu.SMEM((p.columns, p.D), p.dtype),
             "q_filled": plgpu.Barrier(num_barriers=_QUERIES_AHEAD),
             "q_free": plgpu.Barrier(num_barriers=_QUERIES_AHEAD),
@@ -118,6 +124,7 @@ def _launch(p: _Problem, shapes: tuple[jax.ShapeDtypeStruct, ...]):
             "k_free": free,
             "v_free": free,
             "parts": join.scratch(p.columns, p.D, p.group, p.dtype),
+            "wide": p.format.scratch(KEYS, (p.columns, p.D)),
         },
         # The other memory of two blocks leaves no room for sums over warps.
         compiler_params=plgpu.CompilerParams(approx_math=True, reduction_scratch_bytes=1024),
@@ -166,7 +173,7 @@ def _turn(block: Scalar, round_: Scalar, blocks: int) -> Scalar:
 
 def _block(p, q, k_pages, v_pages, lengths, tables, rows, partial, log_sums, out, *, q_smem, k_smem,
            v_smem, p_smem, o_smem, q_filled, q_free, k_filled, v_filled, k_free, v_free,
-           parts):  # fmt: skip
+           parts, wide):  # fmt: skip
     block, pairs = lax.axis_index("block"), lengths.shape[0] * p.K
     rounds = num_rounds(block, pairs, _BLOCKS)
 
@@ -211,9 +218,9 @@ def _block(p, q, k_pages, v_pages, lengths, tables, rows, partial, log_sums, out
             slot = lax.rem(round_, jnp.int32(_QUERIES_AHEAD))
             state = join.joined(seen, KEYS, **parts)
             plgpu.barrier_wait(q_filled.at[slot])
-            memory = TileMemory(
-                q_smem.at[slot], k_smem, v_smem, p_smem, k_filled, v_filled, k_free, v_free
-            )
+            queries = p.format.queries(q_smem.at[slot], wide)
+            memory = TileMemory(queries, k_smem, v_smem, p_smem, k_filled, v_filled, k_free, v_free,
+                                wide)  # fmt: skip
             values, _ = finish(_over_tiles(p, item, done, memory, state))
             plgpu.barrier_arrive(q_free.at[slot])
             plgpu.wait_smem_to_gmem(0)  # of the pair before

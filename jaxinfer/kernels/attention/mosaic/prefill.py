@@ -31,6 +31,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxtyping import Array, Float
 
+from jaxinfer.kernels.attention.mosaic.page_tiles import PageFormat, in_memory
 from jaxinfer.kernels.attention.mosaic.prefill_items import (
     CONSUMERS,
     ROWS,
@@ -64,7 +65,7 @@ def paged_prefill_attention(
 
     Args:
         q: normalised and rotated queries, bfloat16 or float16, sequences one after the other.
-        pages: keys and values in q's dtype.
+        pages: keys and values in q's dtype or in float8_e4m3fn.
         rows: offsets of the queries, and block tables of the keys.
 
     Returns:
@@ -82,7 +83,8 @@ def paged_prefill_attention(
     check_pool(pages.k)
     config = config or PrefillConfig()
     tiling = Tiling(config.block_kv, S, block_tables.shape[1])
-    p = Problem(H, K, D, tiling, config, scoring.window, scoring.scale, jnp.dtype(q.dtype))
+    pages_format = PageFormat(jnp.dtype(pages.k.dtype), jnp.dtype(q.dtype))
+    p = Problem(H, K, D, tiling, config, scoring.window, scoring.scale, pages_format)
     padding = -T % 8
     if padding:
         q = jnp.pad(q, ((0, padding), (0, 0), (0, 0)))
@@ -112,7 +114,7 @@ def _built_for(p: Problem, args: tuple[jax.Array, ...]) -> tuple[jax.ShapeDtypeS
 
 def _launch(p: Problem, shapes: tuple[jax.ShapeDtypeStruct, ...]):
     D, stages, block_kv = p.D, p.config.stages, p.config.block_kv
-    keys = plgpu.SMEM((stages, block_kv, D), p.dtype, transforms=SWIZZLED)
+    keys = p.format.stages(stages, block_kv, D)
     queries = plgpu.SMEM((CONSUMERS, ROWS, D), p.dtype, transforms=SWIZZLED)
     filled = plgpu.Barrier(num_arrivals=p.tiling.copies, num_barriers=stages)
     free = plgpu.Barrier(num_arrivals=CONSUMERS, num_barriers=stages)
@@ -137,6 +139,8 @@ def _launch(p: Problem, shapes: tuple[jax.ShapeDtypeStruct, ...]):
             "v_free": free,
             # Nothing waits for it: without it the binary would differ from the one measured.
             "unused": plgpu.Barrier(num_arrivals=CONSUMERS),
+            # Each consumer widens tiles for itself, so that neither waits for the other.
+            "wide": p.format.scratch(block_kv, (ROWS, D), CONSUMERS),
         },
         compiler_params=plgpu.CompilerParams(approx_math=True),
         kernel_name="paged_prefill_attention",
@@ -144,7 +148,7 @@ def _launch(p: Problem, shapes: tuple[jax.ShapeDtypeStruct, ...]):
 
 
 def _block(p, q, k_pages, v_pages, tables, lines, count, out, *, q_smem, k_smem, v_smem, o_smem,
-           q_filled, q_free, k_filled, v_filled, k_free, v_free, unused):  # fmt: skip
+           q_filled, q_free, k_filled, v_filled, k_free, v_free, unused, wide):  # fmt: skip
     del unused
     consumer = lax.axis_index("warpgroup")
     items = functools.partial(item_of, p, lines, count)
@@ -170,12 +174,14 @@ def _block(p, q, k_pages, v_pages, tables, lines, count, out, *, q_smem, k_smem,
     @pl.when(consumer < CONSUMERS)
     def _consume():
         plgpu.set_max_registers(232, action="increase")
+        own = {name: memory.at[consumer] for name, memory in wide.items()}
 
         def one(round_, done):
             item = items(round_)
             pl.when(item.has_keys)(lambda: plgpu.barrier_wait(q_filled.at[consumer]))
-            acc, sums = _attend(p, item, done, consumer, q_smem.at[consumer], k_smem, v_smem,
-                             k_filled, v_filled, k_free, v_free)  # fmt: skip
+            queries = p.format.queries(q_smem.at[consumer], own)
+            acc, sums = _attend(p, item, done, consumer, queries, k_smem, v_smem,
+                             k_filled, v_filled, k_free, v_free, own)  # fmt: skip
 
             pl.when(item.has_keys)(lambda: plgpu.barrier_arrive(q_free.at[consumer]))
 
@@ -209,8 +215,8 @@ def _load_queries(p, rounds, items, q, q_smem, q_filled, q_free):
     lax.fori_loop(0, rounds, one, None)
 
 
-def _attend(p, item, done, consumer, q_smem, k_smem, v_smem,
-            k_filled, v_filled, k_free, v_free):  # fmt: skip
+def _attend(p, item, done, consumer, queries, k_smem, v_smem,
+            k_filled, v_filled, k_free, v_free, wide):  # fmt: skip
     """All keys of one item: returns the unnormalised output `[64, D]` and the sums `[64]`."""
     stages, block_kv = p.config.stages, p.config.block_kv
     offset = p.head_and_offset(item.head_tile, consumer)[1]
@@ -222,9 +228,12 @@ def _attend(p, item, done, consumer, q_smem, k_smem, v_smem,
         acc, m, sums = carry
         slot = lax.rem(done + tile - item.first_tile, jnp.int32(stages))
         plgpu.barrier_wait(k_filled.at[slot])
+        k = in_memory(k_smem.at[slot], wide)
+        if wide:
+            plgpu.commit_smem()
 
         def scores(s):
-            plgpu.wgmma(s, q_smem, k_smem.at[slot].transpose((1, 0)))
+            plgpu.wgmma(s, queries, k.transpose((1, 0)))
             return s[...]
 
         s = pl.run_scoped(scores, plgpu.ACC((ROWS, block_kv), jnp.float32))
@@ -236,18 +245,23 @@ def _attend(p, item, done, consumer, q_smem, k_smem, v_smem,
         weights = jnp.exp2(s * scale - lax.broadcast_in_dim(m_new, s.shape, [0]))
         acc = acc * lax.broadcast_in_dim(rescale, acc.shape, [0])
         sums = sums * rescale + weights.sum(axis=1)
-        weights = weights.astype(p.dtype)
+        weights = weights.astype(p.format.operands)
         acc, sums, m_new, weights = lax.optimization_barrier((acc, sums, m_new, weights))
         plgpu.barrier_wait(v_filled.at[slot])
-        if masked:
+        if masked and not wide:
 
             @pl.when((tile + 1) * block_kv > item[Field.LENGTH])
             def _():
                 zero_rows_after(v_smem.at[slot], tile * block_kv, item[Field.LENGTH])
                 plgpu.commit_smem()
 
+        limit = (tile * block_kv, item[Field.LENGTH]) if masked else ()
+        v = in_memory(v_smem.at[slot], wide, *limit)
+        if wide:
+            plgpu.commit_smem()
+
         def values(acc):
-            plgpu.wgmma(acc, weights, v_smem.at[slot])
+            plgpu.wgmma(acc, weights, v)
 
         acc = pl.run_state(values)(plgpu.ACC.init(acc))
         plgpu.barrier_arrive(v_free.at[slot])

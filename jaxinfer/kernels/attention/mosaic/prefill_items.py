@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
 
+from jaxinfer.kernels.attention.mosaic.page_tiles import PageFormat
 from jaxinfer.kernels.attention.mosaic.work_list import Field
 from jaxinfer.kernels.constants import MULTIPROCESSORS
 from jaxinfer.kernels.mosaic.pages import Ref, Scalar, Tiling
@@ -41,7 +42,12 @@ class Problem:
     config: PrefillConfig
     window: int | None
     scale: float
-    dtype: jnp.dtype
+    format: PageFormat
+
+    @property
+    def dtype(self) -> jnp.dtype:
+        """Of queries and outputs."""
+        return self.format.activations
 
     @property
     def group(self) -> int:

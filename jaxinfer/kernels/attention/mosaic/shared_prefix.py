@@ -21,6 +21,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxtyping import Array, Float
 
+from jaxinfer.kernels.attention.mosaic.page_tiles import PageFormat, in_memory
 from jaxinfer.kernels.attention.mosaic.tile_producer import stream_tiles
 from jaxinfer.kernels.attention.page_limit import most_pages
 from jaxinfer.kernels.attention.pages import PagedRows, Pages
@@ -45,7 +46,11 @@ class _Problem:
     D: int
     tiling: Tiling
     scale: float
-    dtype: jnp.dtype
+    format: PageFormat
+
+    @property
+    def dtype(self) -> jnp.dtype:
+        return self.format.activations
 
     @property
     def group(self) -> int:
@@ -64,7 +69,7 @@ def attend_shared(
 
     Args:
         q: normalised and rotated queries, bfloat16 or float16, of at least `rows_in_item` rows.
-        pages: keys and values in q's dtype.
+        pages: keys and values in q's dtype or in float8_e4m3fn.
 
     Returns:
         Normalised outputs in q's dtype and base-2 logarithms of their sums. Query head g of a kv
@@ -74,7 +79,8 @@ def attend_shared(
     _, H, D = q.shape
     S, K = pages.k.shape[1:3]
     tiling = Tiling(KEYS, S, rows.block_tables.shape[1])
-    p = _Problem(H, K, D, tiling, scale, jnp.dtype(q.dtype))
+    pages_format = PageFormat(jnp.dtype(pages.k.dtype), jnp.dtype(q.dtype))
+    p = _Problem(H, K, D, tiling, scale, pages_format)
     args = (q, pages.k, pages.v, rows.block_tables, shared.items, shared.num_items)
     most = most_pages(S, K)
     built = at_least((_ROWS, most, most, _ROWS, _ITEMS, 1), args)
@@ -90,7 +96,7 @@ def _out_type(p: _Problem, items: int) -> tuple[jax.ShapeDtypeStruct, ...]:
 
 
 def _launch(p: _Problem, shapes: tuple[jax.ShapeDtypeStruct, ...]):
-    keys = plgpu.SMEM((_STAGES, KEYS, p.D), p.dtype, transforms=SWIZZLED)
+    keys = p.format.stages(_STAGES, KEYS, p.D)
     filled = plgpu.Barrier(num_arrivals=p.tiling.copies, num_barriers=_STAGES)
     free = plgpu.Barrier(num_barriers=_STAGES)
     return plgpu.kernel(
@@ -110,6 +116,7 @@ def _launch(p: _Problem, shapes: tuple[jax.ShapeDtypeStruct, ...]):
             "v_filled": filled,
             "k_free": free,
             "v_free": free,
+            "wide": p.format.scratch(KEYS, (QUERIES, p.D)),
         },
         # No sum crosses warps; scratch for it would leave no room for a second block.
         compiler_params=plgpu.CompilerParams(approx_math=True, reduction_scratch_bytes=0),
@@ -138,7 +145,7 @@ def _item(p, items, round_) -> _Item:
 
 
 def _block(p, q, k_pages, v_pages, tables, items, count, partial, log_sums, *, q_smem, k_smem,
-           v_smem, q_filled, q_free, k_filled, v_filled, k_free, v_free):  # fmt: skip
+           v_smem, q_filled, q_free, k_filled, v_filled, k_free, v_free, wide):  # fmt: skip
     rounds = (count[0] * p.K - lax.axis_index("block") + _BLOCKS - 1) // _BLOCKS
     items = functools.partial(_item, p, items)
     warpgroup = lax.axis_index("warpgroup")
@@ -160,8 +167,9 @@ def _block(p, q, k_pages, v_pages, tables, items, count, partial, log_sums, *, q
         def one(round_, done):
             item = items(round_)
             plgpu.barrier_wait(q_filled)
-            acc, m, sums = _attend(p, item, done, q_smem, k_smem, v_smem, k_filled, v_filled,
-                                   k_free, v_free)  # fmt: skip
+            queries = p.format.queries(q_smem, wide)
+            acc, m, sums = _attend(p, item, done, queries, k_smem, v_smem, k_filled, v_filled,
+                                   k_free, v_free, wide)  # fmt: skip
             out = acc * lax.broadcast_in_dim(1.0 / sums, acc.shape, [0])
             q_smem[...] = out.astype(p.dtype)  # The queries have been read.
             plgpu.commit_smem()
@@ -188,7 +196,7 @@ def _load_queries(p, rounds, items, q, q_smem, q_filled, q_free):
     lax.fori_loop(0, rounds, one, None)
 
 
-def _attend(p, item, done, q_smem, k_smem, v_smem, k_filled, v_filled, k_free, v_free):
+def _attend(p, item, done, queries, k_smem, v_smem, k_filled, v_filled, k_free, v_free, wide):
     """All keys of one item: unnormalised output `[64, D]`, maxima (base 2) and sums `[64]`."""
     scale = p.scale * LOG2_E
 
@@ -196,9 +204,12 @@ def _attend(p, item, done, q_smem, k_smem, v_smem, k_filled, v_filled, k_free, v
         acc, m, sums = carry
         slot = lax.rem(done + tile - item.first_tile, jnp.int32(_STAGES))
         plgpu.barrier_wait(k_filled.at[slot])
+        k = in_memory(k_smem.at[slot], wide)
+        if wide:
+            plgpu.commit_smem()
 
         def scores(s):
-            plgpu.wgmma(s, q_smem, k_smem.at[slot].transpose((1, 0)))
+            plgpu.wgmma(s, queries, k.transpose((1, 0)))
             return s[...]
 
         s = pl.run_scoped(scores, plgpu.ACC((QUERIES, KEYS), jnp.float32))
@@ -208,11 +219,14 @@ def _attend(p, item, done, q_smem, k_smem, v_smem, k_filled, v_filled, k_free, v
         weights = jnp.exp2(s * scale - lax.broadcast_in_dim(m_new, s.shape, [0]))
         acc = acc * lax.broadcast_in_dim(rescale, acc.shape, [0])
         sums = sums * rescale + weights.sum(axis=1)
-        weights = weights.astype(p.dtype)
+        weights = weights.astype(p.format.operands)
         plgpu.barrier_wait(v_filled.at[slot])
+        v = in_memory(v_smem.at[slot], wide)
+        if wide:
+            plgpu.commit_smem()
 
         def values(acc):
-            plgpu.wgmma(acc, weights, v_smem.at[slot])
+            plgpu.wgmma(acc, weights, v)
 
         acc = pl.run_state(values)(plgpu.ACC.init(acc))
         plgpu.barrier_arrive(v_free.at[slot])

@@ -25,6 +25,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxtyping import Array, Float, Int32
 
 from jaxinfer.kernels.attention.pages import Pages
+from jaxinfer.kernels.fp8 import FP8, saturated
 from jaxinfer.kernels.mosaic.rows import load_global, row_layout, rows_at_once, store_anyhow
 
 
@@ -102,6 +103,8 @@ def _store_heads(groups, out):
     rows, half = groups[0][0].shape
     for group, halves in zip(groups, _halves(out.shape[0], rows, half), strict=True):
         for values, part in zip(group, halves, strict=True):
+            if out.dtype == FP8:
+                values = saturated(values.astype(jnp.float32))
             store_anyhow(out.at[part], values.astype(out.dtype))
 
 
