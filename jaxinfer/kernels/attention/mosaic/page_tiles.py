@@ -94,7 +94,7 @@ def in_registers(tile: Ref) -> Any:
 
 
 def in_memory(
-    tile: Ref, scratch: dict[str, Ref], first_key: Scalar = 0, length: Scalar | None = None
+    tile: Ref, scratch: dict[str, Ref], first_key: Scalar | int = 0, length: Scalar | None = None
 ) -> Ref:
     """A tile ``[keys, D]`` as an operand in shared memory; `commit_smem` must follow.
 
