@@ -87,3 +87,9 @@ def test_units_of_shared_keys_that_can_not_be_computed_are_refused(rows, heads, 
             shared=shared,
             **options,
         )
+
+
+def test_tiles_that_are_widened_are_small_and_have_two_blocks_a_multiprocessor():
+    assert choose_config(256, 8, 4096, is_narrow=True) == DecodeConfig(64, 4)
+    assert choose_config(8, 8, 8192, is_narrow=True).num_splits == 4
+    assert choose_config(8, 8, 8192).num_splits == 2
