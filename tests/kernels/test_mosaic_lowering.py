@@ -15,6 +15,7 @@ from jaxinfer.kernels.attention import op as attention
 from jaxinfer.kernels.attention.pages import Pages
 from jaxinfer.kernels.attention.shared_prefix import SharedPrefixes
 from jaxinfer.kernels.collectives.mosaic import all_reduce
+from jaxinfer.kernels.fp8 import FP8
 from jaxinfer.kernels.matmul.mosaic import medium, small
 from jaxinfer.kernels.norms.mosaic import add_norm, silu_mul
 from jaxinfer.kernels.policy import Kernels
@@ -33,33 +34,35 @@ def _int32(*shape):
     return _shape(*shape, dtype=jnp.int32)
 
 
-def _attention(tokens, rows, width, **options):
+def _pages(dtype=jnp.bfloat16):
+    return Pages(*[_shape(P, S, K, D, dtype=dtype)] * 2)
+
+
+def _attention(tokens, rows, width, pages=None, **options):
     op = functools.partial(
         attention.paged_attention, scale=D**-0.5, kernels=Kernels("mosaic"), **options
     )
-    pages = Pages(*[_shape(P, S, K, D)] * 2)
     tables = _int32(rows + 1), _int32(rows), _int32(rows, width)
-    return compile_for_h200(op, _shape(tokens, H, D), pages, *tables)
+    return compile_for_h200(op, _shape(tokens, H, D), pages or _pages(), *tables)
 
 
-def _decode_shared(rows, width):
+def _decode_shared(rows, width, pages=None):
     def op(*arguments):
         *arguments, shared = arguments
         return attention.paged_attention(
             *arguments, scale=D**-0.5, max_query_len=1, shared=shared, kernels=Kernels("mosaic")
         )
 
-    pages = Pages(*[_shape(P, S, K, D)] * 2)
     shared = SharedPrefixes(_int32(1), _int32(160, 4), _int32(rows, 4))
-    arguments = (_shape(rows, H, D), pages, _int32(rows + 1), _int32(rows))
+    arguments = (_shape(rows, H, D), pages or _pages(), _int32(rows + 1), _int32(rows))
     return compile_for_h200(op, *arguments, _int32(rows, width), shared)
 
 
-def _page_write(*heads, norms=True):
+def _page_write(*heads, norms=True, pages=None):
     op = functools.partial(attention.norm_rope_write, eps=1e-6, kernels=Kernels("mosaic"))
-    pool, vector, row = _shape(P, S, K, D), _shape(D), _shape(B, D)
-    vector = vector if norms else None
-    arguments = (tuple(_shape(B, n, D) for n in heads), vector, vector, row, row, Pages(pool, pool))
+    vector, row = _shape(D) if norms else None, _shape(B, D)
+    heads = tuple(_shape(B, n, D) for n in heads)
+    arguments = (heads, vector, vector, row, row, pages or _pages())
     return compile_for_h200(op, *arguments, _int32(B), donate=(5,))
 
 
@@ -153,6 +156,22 @@ _PROGRAMS = {
         {"norm_rope_write": 1},
     ),
     "page_write_merged": (functools.partial(_page_write, H + 2 * K), {"norm_rope_write": 1}),
+    "page_write_fp8": (
+        functools.partial(_page_write, H, K, K, pages=_pages(FP8)),
+        {"norm_rope_write": 1},
+    ),
+    "decode_fp8": (
+        functools.partial(_attention, 256, 256, 4 * W, _pages(FP8), max_query_len=1),
+        {"paged_decode_attention": 1},
+    ),
+    "decode_shared_fp8": (
+        functools.partial(_decode_shared, 256, 4 * W, _pages(FP8)),
+        {"attend_own": 1, "attend_shared": 1},
+    ),
+    "prefill_fp8": (
+        functools.partial(_attention, 256, B, W, _pages(FP8)),
+        {"paged_prefill_attention": 1},
+    ),
     "small_plain": (_small_plain, {"small_plain": 1}),
     "small_gated": (_small_gated, {"small_gated": 1}),
     "small_residual": (_small_residual, {"small_residual": 1}),
