@@ -79,6 +79,7 @@ def _codex(served: ServedName) -> Settings:
         "model_provider": '"jaxinfer"',
         **{f"model_providers.jaxinfer.{key}": json.dumps(text) for key, text in provider.items()},
         "web_search": '"disabled"',  # OpenAI's servers would run it
+        "features.multi_agent": "false",  # its tools are a namespace, which the server refuses
     }
     if served.max_model_len is not None:
         values["model_context_window"] = str(served.max_model_len)

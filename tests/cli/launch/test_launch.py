@@ -113,6 +113,8 @@ def test_codex_gets_a_provider_of_responses(installed):
     provider = config["model_providers"]["jaxinfer"]
     assert (provider["base_url"], provider["wire_api"]) == (f"{server.url}/v1", "responses")
     assert environment[provider["env_key"]] == "jaxinfer"
+    # The server refuses both kinds of tools.
+    assert (config["web_search"], config["features"]["multi_agent"]) == ("disabled", False)
     assert "model_context_window" not in config, "the server does not say it of that model"
 
 
