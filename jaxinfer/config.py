@@ -203,8 +203,8 @@ class EngineConfig:
             _check_text(name, getattr(self, name), may_be_empty=name == "compilation_cache_dir")
         _check_overrides(self.hf_overrides)
         object.__setattr__(self, "dtype", _dtype_name(self.dtype))
-        cache = self.kv_cache_dtype
-        object.__setattr__(self, "kv_cache_dtype", VLLM_CACHE_DTYPES.get(cache, cache))
+        if isinstance(cache := self.kv_cache_dtype, str):
+            object.__setattr__(self, "kv_cache_dtype", VLLM_CACHE_DTYPES.get(cache, cache))
         for field in dataclasses.fields(self):
             name, value = field.name, getattr(self, field.name)
             if typing.get_origin(field.type) is Literal:

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from jaxinfer.cli.flags.engine import CACHE_DTYPES
 from jaxinfer.cli.flags.fields import add_field_flag
 from jaxinfer.cli.flags.parser import (
     CommandParser,
@@ -38,7 +39,7 @@ _SIZES = {
     "max_num_seqs": _COUNT,
     "max_num_batched_tokens": _COUNT,
     "block_size": _COUNT,
-    "kv_cache_dtype": {},
+    "kv_cache_dtype": {"choices": CACHE_DTYPES},
     "speculative_config": {"type": json_object, "metavar": "JSON"},
 }
 """Fields of `EngineConfig` that are flags, and how they are read."""

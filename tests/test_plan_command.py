@@ -40,7 +40,7 @@ def test_a_draft_head_has_its_lines(capsys):
     text = _output(capsys, *arguments)
     assert re.search(r"^draft head +0\.00  whole on each device$", text, re.M)
     assert re.search(r"^KV cache .* tokens of 5,120 bytes$", text, re.M)
-    assert "a draft head reads of a token: 2·K·D+E values = 1,024 bytes, whole on each" in text
+    assert "a draft head reads of a token: 1,024 bytes, whole on each" in text
     assert max(map(len, text.splitlines())) <= 100
 
 
@@ -140,3 +140,11 @@ def test_numbers_of_devices_are_compared(capsys):
 def test_a_tokens_keys_and_values_are_a_formula(capsys):
     text = _output(capsys, "Qwen3-8B", "--tp", "2")
     assert "2·L·K·D = 2·36·4·128 values of 2 bytes = 73,728 bytes of each device" in text
+
+
+def test_the_cache_has_vllms_names_too(capsys):
+    long, short = (
+        _output(capsys, "Qwen3-8B", "--kv-cache-dtype", name) for name in ("fp8_e4m3", "fp8")
+    )
+    assert long == short
+    assert "values of a byte" in short

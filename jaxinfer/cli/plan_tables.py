@@ -126,8 +126,8 @@ def _memory(plan: Plan) -> Iterator[str]:
     yield ""
     yield _kv_formula(plan)
     if memory.draft_bytes_per_token:
-        values = f"2·K·D+E values = {memory.draft_bytes_per_token:,} bytes"
-        yield f"what a draft head reads of a token: {values}, whole on each device"
+        size = f"{memory.draft_bytes_per_token:,} bytes"
+        yield f"what a draft head reads of a token: {size}, whole on each device"
 
 
 def _draft_rows(memory: MemoryPlan) -> list[tuple[str, str, str]]:

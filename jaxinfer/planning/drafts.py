@@ -63,6 +63,7 @@ def draft_memory(shape: ModelShape, dtype: str, config: EngineConfig) -> DraftMe
 
     Raises:
         ModelLoadError: there is no such head here, or it is none for this model; one line.
+        ValueError: it can't draft as many tokens as are asked for.
     """
     drafts = config.speculative_config
     if drafts is None:
@@ -92,7 +93,7 @@ def draft_memory(shape: ModelShape, dtype: str, config: EngineConfig) -> DraftMe
 
 def _read_head(drafts: SpeculativeConfig, shape: ModelShape) -> "DraftHead":
     """The head that the configuration names; nothing is downloaded."""
-    from jaxinfer.model.draft_head.files import read_draft_head
+    from jaxinfer.model.draft_head.files import check_drafts, read_draft_head
     from jaxinfer.model.draft_head.readers import READERS
 
     name, method = str(drafts.model), drafts.method
@@ -104,6 +105,8 @@ def _read_head(drafts: SpeculativeConfig, shape: ModelShape) -> "DraftHead":
             hint = "no such directory and not in the hub's local cache; give a directory or a hub "
             hint += "id that was downloaded"
             directory = cached_file(name, hint, drafts.revision).parent
-        return read_draft_head(directory, shape, READERS[method])
+        head = read_draft_head(directory, shape, READERS[method])
     except ModelLoadError as error:
         raise ModelLoadError(f"speculative_config: model: {error}") from None
+    check_drafts(head, drafts.num_speculative_tokens)
+    return head

@@ -262,6 +262,9 @@ def _check_divisible(shape: ModelShape, num_devices: int) -> None:
         )
 
 
+_HOPPER = ("H100", "H200")
+
+
 def _notes(timing: Timing, dtype: str) -> list[str]:
     shape, chip = timing.shape, timing.chip
     notes = []
@@ -276,7 +279,7 @@ def _notes(timing: Timing, dtype: str) -> list[str]:
             "No expected times: XLA multiplies int8 weights, which was not measured and, on a GPU, "
             "writes and reads each as a plain one: far from these floors."
         )
-    elif timing.kv_cache_dtype == "fp8_e4m3":
+    elif timing.kv_cache_dtype == "fp8_e4m3" and chip.name.startswith(_HOPPER):
         notes.append("No expected times: no run with an fp8_e4m3 KV cache was recorded.")
     elif timing.kv_cache_dtype != "auto":
         notes.append(

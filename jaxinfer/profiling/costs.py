@@ -7,6 +7,7 @@ inside one kernel are not counted, so a fused part may need less than stated.
 import dataclasses
 from typing import NamedTuple
 
+from jaxinfer.config import KVCacheDType
 from jaxinfer.planning.operations import Operation, head_norms, operations
 from jaxinfer.planning.shapes import BYTES_OF, ModelShape
 from jaxinfer.profiling.trace.steps import StepFacts
@@ -33,7 +34,11 @@ NOTHING = Cost(0.0, 0.0)
 
 
 def step_costs(
-    shape: ModelShape, dtype: str, facts: StepFacts, num_devices: int = 1
+    shape: ModelShape,
+    dtype: str,
+    facts: StepFacts,
+    num_devices: int = 1,
+    kv_cache_dtype: KVCacheDType = "auto",
 ) -> dict[str, Cost]:
     """Each part's cost in a step, by its name in `PARTS`, on each of N devices, split evenly."""
     total: dict[str, Cost] = {}
@@ -41,15 +46,17 @@ def step_costs(
         context = facts.context_tokens + inner * facts.rows
         pairs = facts.pairs + inner * facts.rows
         one = dataclasses.replace(facts, context_tokens=context, pairs=pairs)
-        for part, cost in _inner_costs(shape, dtype, one).items():
+        for part, cost in _inner_costs(shape, dtype, kv_cache_dtype, one).items():
             total[part] = total.get(part, NOTHING).plus(cost)
     return {part: cost.divided(num_devices) for part, cost in total.items()}
 
 
-def _inner_costs(shape: ModelShape, dtype: str, facts: StepFacts) -> dict[str, Cost]:
+def _inner_costs(
+    shape: ModelShape, dtype: str, kv_cache_dtype: KVCacheDType, facts: StepFacts
+) -> dict[str, Cost]:
     """Each part's cost in one step: a single step, or one of a multi-step decode."""
     size = BYTES_OF[dtype]
-    parts = {part.name: part for part in operations(shape, dtype, 1)}
+    parts = {part.name: part for part in operations(shape, dtype, 1, kv_cache_dtype)}
     norms, of_heads = parts["norms"], head_norms(shape, size)
     E, F, L, V = (
         *(shape.hidden_size, shape.intermediate_size),
@@ -70,7 +77,10 @@ def _inner_costs(shape: ModelShape, dtype: str, facts: StepFacts) -> dict[str, C
             _flops(norms, T) - _flops(of_heads, T),
         ),
         "qkv": Cost(ours * both.bytes_per_token + L * T * (E + qkv) * size, ours * _flops(both, T)),
-        "rope_and_write": Cost(2 * L * T * qkv * size, _flops(rope, T) + _flops(of_heads, T)),
+        "rope_and_write": Cost(
+            L * T * (qkv + q) * size + rope.bytes_per_token * T,
+            _flops(rope, T) + _flops(of_heads, T),
+        ),
         "attention": Cost(
             parts["attention"].bytes_per_token * facts.context_tokens + 2 * L * after * q * size,
             _flops(parts["attention"], facts.pairs),

@@ -91,7 +91,8 @@ def make_report(
 
     Args:
         recording: the engine's facts: "title", "model", "dtype", "device", "platform",
-            "num_devices", "peak", and perhaps "notes", and "timings" of the same steps unrecorded.
+            "num_devices", "peak", and perhaps "kv_cache_dtype", "notes", and "timings" of the same
+            steps unrecorded.
     """
     peak = None if recording.get("peak") is None else Peak(**recording["peak"])
     shape = ModelShape.from_values(recording["model"])
@@ -102,8 +103,9 @@ def make_report(
     kernels: list[WorkRow] = []
     for kind, own in by_kind.items():
         if own:
+            cache = recording.get("kv_cache_dtype", "auto")
             costs = [
-                step_costs(shape, recording["dtype"], s.facts, recording["num_devices"])
+                step_costs(shape, recording["dtype"], s.facts, recording["num_devices"], cache)
                 for s in own
             ]
             parts += _part_rows(kind, own, costs, peak)

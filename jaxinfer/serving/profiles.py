@@ -157,6 +157,7 @@ def _facts(handle: Handle) -> dict[str, Any]:
         "device": kind,
         "platform": devices[0].platform,
         "dtype": str(norm.dtype),
+        "kv_cache_dtype": handle.config.kv_cache_dtype,
         "num_devices": len(devices),
         "peak": peak and dataclasses.asdict(peak),
     }

@@ -115,3 +115,9 @@ def test_a_head_of_the_hubs_cache_is_read_at_its_revision(monkeypatch):
     expected = plan(BUNDLED_MODEL, dtype="bfloat16", speculative_config=HEAD)
     assert planned.memory == expected.memory
     assert asked == [("someone/head", "config.json", "v2")]
+
+
+def test_more_drafts_than_a_head_makes_are_refused_as_by_an_engine():
+    drafts = {"method": "dflash", "model": "bundled", "num_speculative_tokens": 8}
+    with pytest.raises(ValueError, match="more than the head can draft; set it to at most 7"):
+        plan(BUNDLED_MODEL, speculative_config=drafts)

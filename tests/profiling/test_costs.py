@@ -52,3 +52,16 @@ def test_a_multi_step_decode_costs_its_steps_on_growing_contexts():
 def test_devices_share_evenly():
     one, two = (step_costs(SHAPE, "bfloat16", DECODE, devices) for devices in (1, 2))
     assert two["mlp"].num_bytes == one["mlp"].num_bytes / 2
+
+
+def test_a_cache_of_bytes_is_read_and_written_in_half():
+    full, narrow = (
+        step_costs(SHAPE, "bfloat16", DECODE, kv_cache_dtype=dtype)
+        for dtype in ("auto", "fp8_e4m3")
+    )
+    kv_bytes = 2 * SHAPE.num_hidden_layers * SHAPE.kv_size
+    saved = full["attention"].num_bytes - narrow["attention"].num_bytes
+    assert saved == kv_bytes * DECODE.context_tokens
+    saved = full["rope_and_write"].num_bytes - narrow["rope_and_write"].num_bytes
+    assert saved == kv_bytes * DECODE.tokens
+    assert full["mlp"] == narrow["mlp"]

@@ -191,7 +191,7 @@ def test_backends_that_do_not_read_it_are_refused_by_name(backend, monkeypatch):
         small_llm(kv_cache_dtype="int8", attention_backend=backend)
 
 
-@pytest.mark.parametrize("dtype", ["fp8_e5m2", "float32", None, "INT8"])
+@pytest.mark.parametrize("dtype", ["fp8_e5m2", "float32", None, "INT8", ["int8"]])
 def test_other_dtypes_are_refused_by_name(dtype):
     with pytest.raises(ValueError, match="kv_cache_dtype must be one of auto, fp8_e4m3, int8"):
         EngineConfig(kv_cache_dtype=dtype)

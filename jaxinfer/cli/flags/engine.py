@@ -79,12 +79,15 @@ def _size(text: str) -> int:
         ) from None
 
 
+CACHE_DTYPES = (*typing.get_args(KVCacheDType), *VLLM_CACHE_DTYPES)
+"""The values of `--kv-cache-dtype`."""
+
 _READ: Mapping[str, Mapping[str, Any]] = {
     "skip_tokenizer_init": {"action": "store_true"},
     "hf_overrides": {"type": json_object, "metavar": "JSON"},
     "speculative_config": {"type": json_object, "metavar": "JSON"},
     "dtype": {"choices": (*typing.get_args(DType), *VLLM_DTYPES)},
-    "kv_cache_dtype": {"choices": (*typing.get_args(KVCacheDType), *VLLM_CACHE_DTYPES)},
+    "kv_cache_dtype": {"choices": CACHE_DTYPES},
     "max_model_len": {"type": _size},
     "max_num_batched_tokens": {"type": _size},
 }

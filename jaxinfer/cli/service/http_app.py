@@ -42,6 +42,7 @@ def make_app(
             llm.model_config,
             described.device_kind,
             bytes_per_value=described.bytes_per_value,
+            kv_cache_dtype=described.config.kv_cache_dtype,
             num_devices=described.devices_of_a_replica,
         ),
     )

@@ -104,7 +104,7 @@ def _attend(rows: _Queries, pieces: Pieces, scoring: Scoring) -> Float[Array, "R
     K = pieces.pools.k.shape[2]
     # [R, K, Q * G, D]: the queries that share a KV head form one matrix.
     q = rows.q.reshape(R, Q, K, H // K, D).swapaxes(1, 2).reshape(R, K, -1, D)
-    if pieces.pools.k_scale is not None:
+    if pieces.pools.k.dtype != q.dtype:
         q = q.astype(jnp.float32)  # as keys and values are, once they are read
     present = rows.context_lens > 0
     last = rows.context_lens - 1

@@ -98,6 +98,20 @@ def read_draft_head(directory: Path, model: ModelConfig, reader: HeadReader) -> 
     return head
 
 
+def check_drafts(head: DraftHead, wanted: int | None) -> None:
+    """Refuse more drafts than the head can make.
+
+    Raises:
+        ValueError: one line.
+    """
+    most = head.config.most_drafts
+    if wanted is not None and most is not None and wanted > most:
+        raise ValueError(
+            f"speculative_config: num_speculative_tokens={wanted} is more than the head can draft; "
+            f"set it to at most {most}"
+        )
+
+
 def head_shapes(config: HeadConfig, own: Collection[str]) -> dict[str, Shape]:
     """The shape of each floating-point parameter, by path.
 

@@ -113,7 +113,9 @@ def shape_of(
         given = mapping.get("architectures")
         if not isinstance(given, list) or not any(each in classes for each in given):
             wanted = next(iter(classes))
-            raise ValueError(f"not {name}: architectures must name {wanted}, got {show(given)}")
+            raise ValueError(
+                f"not {name}: architectures must be a list with {wanted}, got {show(given)}"
+            )
         return mapping
     if kind != method:
         raise ValueError(f"not {name}: {SPECULATORS} is {show(kind)}")

@@ -4,7 +4,7 @@ from jaxinfer.config import EngineConfig
 from jaxinfer.errors import ModelLoadError
 from jaxinfer.model.checkpoint.hub import BUNDLED_DRAFT_HEADS, BUNDLED_HEAD_NAME, resolve_model
 from jaxinfer.model.config import ModelConfig
-from jaxinfer.model.draft_head.files import DraftHead, read_draft_head
+from jaxinfer.model.draft_head.files import DraftHead, check_drafts, read_draft_head
 from jaxinfer.model.draft_head.readers import READERS
 
 
@@ -26,10 +26,5 @@ def read_head_of(config: EngineConfig, model_config: ModelConfig) -> DraftHead |
         head = read_draft_head(directory, model_config, READERS[method])
     except (ModelLoadError, OSError) as error:
         raise ModelLoadError(f"speculative_config: model: {error}") from error
-    wanted, most = drafts.num_speculative_tokens, head.config.most_drafts
-    if wanted is not None and most is not None and wanted > most:
-        raise ValueError(
-            f"speculative_config: num_speculative_tokens={wanted} is more than the head can draft; "
-            f"set it to at most {most}"
-        )
+    check_drafts(head, drafts.num_speculative_tokens)
     return head

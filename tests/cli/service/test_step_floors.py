@@ -30,3 +30,12 @@ def test_a_replica_on_two_devices_has_twice_the_speed():
 
 def test_a_device_that_was_not_measured_has_none():
     assert step_floors(shape_config("8b"), "cpu") is None
+
+
+def test_a_cache_of_bytes_is_read_in_half_the_bytes():
+    config = shape_config("0.6b")
+    full, narrow = (
+        step_floors(config, "NVIDIA H200", kv_cache_dtype=dtype) for dtype in ("auto", "fp8_e4m3")
+    )
+    assert full.cost.kv_bytes_per_token == 2 * narrow.cost.kv_bytes_per_token
+    assert full.cost.weight_bytes == narrow.cost.weight_bytes

@@ -104,11 +104,17 @@ STEPS = {
         5.2,
         _FEW_ROWS,
     ),
-    "speculative_1_by_4": Step(
-        SpeculativeDecodeKey(DecodeShape(1, _WIDTH), "temperature", LookupDrafter(7, 5, 5), 4),
+    "speculative_1_by_8": Step(
+        SpeculativeDecodeKey(DecodeShape(1, _WIDTH), "temperature", LookupDrafter(7, 5, 5), 8),
         252,
         5.4,
         _FEW_ROWS,
+    ),
+    "speculative_16_by_8": Step(
+        SpeculativeDecodeKey(DecodeShape(16, _WIDTH), "temperature", LookupDrafter(3, 5, 5), 8),
+        310,
+        40,
+        _SOME_ROWS,
     ),
     "speculative_4": Step(
         SpeculativeDecodeKey(DecodeShape(4, _WIDTH), "truncate", LookupDrafter(7, 24, 1, True)),

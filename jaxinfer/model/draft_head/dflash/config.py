@@ -162,7 +162,6 @@ def _states(mapping: Mapping[str, Any], given: Any, num_layers: int) -> tuple[in
     layers = given(name)
     if not isinstance(layers, list) or not 0 < len(layers) <= _MOST_STATES:
         raise ValueError(f"{name} must be 1 to {_MOST_STATES} layers, got {show(layers)}")
-    last = (
-        first + num_layers - 1
-    )  # what leaves the last layer is normed in one project, not another
+    # What leaves the last layer is normed in one project, and not in another.
+    last = first + num_layers - 1
     return tuple(whole_number(name, layer, first, last) - first for layer in layers)
