@@ -59,6 +59,7 @@ def test_times_become_figures(monkeypatch):
     results = list(measure_kernels("8k", repeats=3))
     assert [result["case"] for result in results] == [
         "decode/B=8 8k", "decode/B=1 8k", "prefill/1 x 8k page 16", "prefill/1 x 8k page 64",
+        "decode/B=8 8k fp8", "prefill/1 x 8k page 16 fp8",
     ]  # fmt: skip
     for result in results:
         assert len(result["microseconds"]) == 3
@@ -74,13 +75,14 @@ def test_times_become_figures(monkeypatch):
     assert reached(decode).endswith("% of 4.3 TB/s")
     rate = prefill["operations"] / prefill["median_microseconds"] * 1e6
     assert prefill["tflops"] == pytest.approx(rate / 1e12)
+    assert results[4]["bytes"] == decode["bytes"] / 2
     assert percent_of_copy(prefill) is None
 
 
 @pytest.mark.usefixtures("_any_device")
 def test_without_a_known_copy_speed_the_bytes_stand_alone(monkeypatch):
     monkeypatch.setattr(kernel_runs, "make_chain", lambda *_: lambda: None)
-    (result,) = measure_kernels("decode/B=64", repeats=1)
+    (result,) = measure_kernels("decode/B=64 fp8", repeats=1)
     assert percent_of_copy(result) is None
     assert reached(result | {"bytes_per_s": 2.8004e12}) == "2,800 GB/s"
 
@@ -101,7 +103,7 @@ def test_a_variant_that_cannot_run_ends_no_other(monkeypatch):
     monkeypatch.setattr(kernel_runs, "make_chain", make_chain)
     results = list(
         measure_kernels(
-            "decode/B=64", repeats=1, variants=lambda case: [("triton", None), ("xla", None)]
+            "decode/B=64 fp8", repeats=1, variants=lambda case: [("triton", None), ("xla", None)]
         )
     )
     assert [result["backend"] for result in results] == ["triton", "xla"]
