@@ -4,8 +4,8 @@ python scripts/gpu_check.py --quick      # starts, the command, what an engine m
 python scripts/gpu_check.py              # every GPU-marked test and a short benchmark: 300 s
 python scripts/gpu_check.py --shard 1/2  # half of these, as long as the other half
 
-Before either, every kernel runs alone: about 40 s, 90 at most. Where one never ends, nothing else
-is tried.
+Before either, every kernel runs alone: about 60 s, 90 at most, so give a quick check 270 s. Where a
+kernel never ends, nothing else is tried. Rows are printed as they come, and again as a table.
 """
 
 import argparse
@@ -22,7 +22,7 @@ from scripts.gpu_gate.modules import gpu_modules, run_modules, shard
 from scripts.gpu_gate.processes import ROOT, run
 from scripts.gpu_gate.quick import Result, run_quick
 from scripts.gpu_gate.record import QUICK, RESULTS, WHOLE, save_record
-from scripts.gpu_gate.rows import Row, print_table
+from scripts.gpu_gate.rows import Row, print_table, say
 
 _LOOK_LIMIT_S, _WHOLE_LIMIT_S, _BENCH_LIMIT_S = 40.0, 300.0, 60.0
 
@@ -38,6 +38,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print("gpu_check: error: JAX finds no GPU; `jaxinfer env` says more", file=sys.stderr)
         return 1
     kernels = _kernels(report)
+    say(*kernels)
     kind = QUICK if arguments.quick else _whole_kind(arguments)
     if stand_still(kernels):
         found = Result([Row("the rest", "not run: a kernel stands still", False)], {})

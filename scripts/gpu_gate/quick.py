@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from scripts.gpu_gate.child import NUM_OUTPUTS, PROMPT
 from scripts.gpu_gate.children import SMALL_SHARE, run_child, verdict
 from scripts.gpu_gate.processes import run
-from scripts.gpu_gate.rows import Row
+from scripts.gpu_gate.rows import Row, say
 
 LIMIT_S = 180.0
 _SMALL_ENGINE = {
@@ -56,6 +56,7 @@ def run_quick(num_devices: int) -> Result:
             parts.append(lambda: _part("devices", task, deadline, SMALL_SHARE))
         with ThreadPoolExecutor(len(parts)) as pool:
             for found in pool.map(lambda part: part(), parts):
+                say(*found)
                 rows += found
     seconds = time.perf_counter() - begin
     rows.append(Row("quick check", f"{seconds:.0f} s of {LIMIT_S:.0f}", seconds <= LIMIT_S))
@@ -72,6 +73,7 @@ def _starts(cache: str, deadline: float) -> tuple[dict[str, Any], list[Row]]:
             found, row = run_child(f"{name} {kind}", task, _LIMITS_S[kind], deadline)
             starts[f"{name} {kind}"] = found
             rows.append(row or start_row(name, kind, found, starts[f"{name} cold"]))
+            say(rows[-1])
     return starts, rows
 
 

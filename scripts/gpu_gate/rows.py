@@ -18,6 +18,12 @@ class Row(NamedTuple):
     good: bool
 
 
+def say(*rows: Row) -> None:
+    """Print checks as soon as they are known: a check that is killed has told what it found."""
+    for row in rows:
+        print(f"{'ok ' if row.good else 'BAD'}  {row.name}  {row.what}", flush=True)
+
+
 def print_table(rows: Sequence[Row]) -> None:
     """Print the checks, a line each."""
     width = max(len(row.name) for row in rows)
