@@ -113,7 +113,7 @@ STEPS = {
     "speculative_16_by_8": Step(
         SpeculativeDecodeKey(DecodeShape(16, _WIDTH), "temperature", LookupDrafter(3, 5, 5), 8),
         310,
-        40,
+        41,
         _SOME_ROWS,
     ),
     "speculative_4": Step(
