@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from jaxinfer.model.checkpoint.weights import load_params, save_params
     from jaxinfer.model.config import ModelConfig
     from jaxinfer.model.forward import forward
-    from jaxinfer.model.quantization import Int8Weights
+    from jaxinfer.model.quantized.quantization import Quantization
     from jaxinfer.model.sharding import ShardingRules, make_mesh
     from jaxinfer.model.text.tokenizer import Tokenizer
     from jaxinfer.outputs import (
@@ -81,7 +81,6 @@ __all__ = [
     "FinishCode",
     "Gauge",
     "Histogram",
-    "Int8Weights",
     "JaxinferError",
     "LogitsProcessor",
     "Logprob",
@@ -95,6 +94,7 @@ __all__ = [
     "ParamsMapping",
     "ProfileReport",
     "ProfileSchedule",
+    "Quantization",
     "QueueFullError",
     "RankedDocument",
     "RequestMetrics",
@@ -145,7 +145,7 @@ _NAMES_OF = {
     "model.checkpoint.weights": ("load_params", "save_params"),
     "model.config": ("ModelConfig",),
     "model.forward": ("forward",),
-    "model.quantization": ("Int8Weights",),
+    "model.quantized.quantization": ("Quantization",),
     "model.sharding": ("ShardingRules", "make_mesh"),
     "model.text.tokenizer": ("Tokenizer",),
     "outputs": (

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 
 from jaxinfer.checks import check_flag, check_integer, check_real, instead_of_vllm, show
+from jaxinfer.model.quantized.quantization import SCHEMES
 from jaxinfer.sampling_params import FreeLogprobs
 from jaxinfer.speculative_config import SpeculativeConfig
 
@@ -98,6 +99,10 @@ class EngineConfig:
             otherwise; "auto" is the checkpoint's own on a GPU and float32 on a CPU. A name ("half"
             and "float" are vLLM's for float16 and float32), or a type such as ``jnp.bfloat16``;
             kept as a name.
+        quantization: quantizes plain weights while they are loaded, and with every update: "fp8" in
+            blocks of 128 by 128 with inputs in groups of 128, "int8" with a scale for each output,
+            "int4" in groups of 128 inputs; or "FP8_DYNAMIC", "W8A8" and "W4A16_ASYM", as
+            llm-compressor names them. None is as the checkpoint has them.
         seed: source of the seeds of requests without their own; in [0, 2**63).
         max_model_len: most tokens of prompt and output together; None is the model's own limit, or
             what fits the KV cache, if that is less: `num_kv_blocks`, the device's memory or, on a
@@ -172,6 +177,7 @@ class EngineConfig:
     hf_overrides: Mapping[str, Any] | None = dataclasses.field(default=None, hash=False)
     revision: str | None = None
     dtype: DType = "auto"
+    quantization: str | None = None
     seed: int = 0
     max_model_len: int | None = None
     max_logprobs: int = MAX_LOGPROBS
@@ -203,6 +209,11 @@ class EngineConfig:
             _check_text(name, getattr(self, name), may_be_empty=name == "compilation_cache_dir")
         _check_overrides(self.hf_overrides)
         object.__setattr__(self, "dtype", _dtype_name(self.dtype))
+        if self.quantization is not None and self.quantization not in SCHEMES:
+            raise ValueError(
+                f"quantization must be one of {', '.join(SCHEMES)}, got {self.quantization!r}; a "
+                "quantized checkpoint's own config.json decides: leave it out"
+            )
         if isinstance(cache := self.kv_cache_dtype, str):
             object.__setattr__(self, "kv_cache_dtype", VLLM_CACHE_DTYPES.get(cache, cache))
         for field in dataclasses.fields(self):

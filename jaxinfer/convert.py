@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from jaxinfer.cli.flags.parser import CommandParser
 from jaxinfer.cli.process import OK, end_process, run_command
+from jaxinfer.model.quantized.quantization import SCHEMES
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
 _EPILOG = """examples:
   jaxinfer convert Qwen/Qwen3-0.6B qwen3-orbax
   jaxinfer convert qwen3-orbax qwen3-safetensors --dtype float32
+  jaxinfer convert Qwen/Qwen3-8B qwen3-8b-fp8 --quantize fp8
   jaxinfer convert SmolLM2-135M-Instruct.Q8_0.gguf smollm2"""
 
 
@@ -36,6 +38,13 @@ def build_parser() -> CommandParser:
         "--dtype",
         choices=["float32", "bfloat16", "float16"],
         help="dtype of the written weights (default: the one config.json names; bfloat16 for GGUF)",
+    )
+    parser.add_argument(
+        "--quantize",
+        choices=list(SCHEMES),
+        metavar="SCHEME",
+        help=f"round plain weights, written as compressed-tensors has them: {', '.join(SCHEMES)} "
+        "(default: leave them)",
     )
     parser.add_argument("--revision", help="branch, tag or commit on the hub (default: main)")
     parser.add_argument("-q", "--quiet", action="store_true", help="no progress bar, no summary")
@@ -79,7 +88,11 @@ def _convert(
     file = gguf_file(arguments.model)
     if file is None:
         source = resolve_model(arguments.model, arguments.revision)
-        return convert_directory(source, output, to, dtype, progress)
+        return convert_directory(source, output, to, dtype, progress, arguments.quantize)
+    if arguments.quantize is not None:
+        raise ValueError(
+            f"--quantize: {file.name} becomes plain safetensors; convert that directory again"
+        )
     if to == "orbax":
         raise ValueError(
             f"--to orbax: {file.name} becomes safetensors; convert that directory to Orbax"

@@ -17,6 +17,7 @@ from jaxinfer.cli.flags.parser import (
 )
 from jaxinfer.cli.process import FAILED, OK, end_process, run_command
 from jaxinfer.config import EngineConfig
+from jaxinfer.model.quantized.quantization import SCHEMES
 
 if TYPE_CHECKING:
     import argparse
@@ -39,6 +40,7 @@ _SIZES = {
     "max_num_seqs": _COUNT,
     "max_num_batched_tokens": _COUNT,
     "block_size": _COUNT,
+    "quantization": {"choices": tuple(SCHEMES)},
     "kv_cache_dtype": {"choices": CACHE_DTYPES},
     "speculative_config": {"type": json_object, "metavar": "JSON"},
 }

@@ -68,7 +68,8 @@ def _title(plan: Plan) -> str:
     size = f"{plan.parameters / 1e9:.2f} billion parameters"
     if plan.active_parameters != plan.parameters:
         size += f", {plan.active_parameters / 1e9:.2f} billion for each token"
-    weights = "" if plan.shape.quantization is None else " with int8 weights"
+    form = plan.shape.quantization
+    weights = "" if form is None else f" with {form.codes} weights"
     cache = "" if plan.kv_cache_dtype == "auto" else f" with {plan.kv_cache_dtype} KV cache"
     return (
         f"{plan.model} ({size})\nin {plan.dtype}{weights}{cache} on {_devices(plan)}, "

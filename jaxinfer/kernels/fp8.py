@@ -5,10 +5,14 @@ value is one of float16, too.
 """
 
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
+from jaxtyping import Float
 
 FP8 = jnp.dtype(jnp.float8_e4m3fn)
 _LARGEST = float(jnp.finfo(FP8).max)
+# XLA divides by a constant thus in compiled code alone; written so, scales are the same everywhere.
+_STEPS = np.float32(1 / _LARGEST)
 
 
 def saturated(values: Array) -> Array:
@@ -17,3 +21,22 @@ def saturated(values: Array) -> Array:
     A conversion by XLA makes NaN of larger ones. NaN stays NaN.
     """
     return jnp.clip(values, -_LARGEST, _LARGEST)
+
+
+def quantize(
+    values: Float[Array, "*rows I"],
+) -> tuple[Float[Array, "*rows I"], Float[Array, "*rows"]]:
+    """float8_e4m3fn and float32 scales of rows, whose largest magnitude becomes 448.
+
+    A row of zeros has scale 0. One that holds infinity or NaN is NaN throughout.
+    """
+    wide = values.astype(jnp.float32)
+    scale = jnp.max(jnp.abs(wide), axis=-1) * _STEPS
+    scaled = wide / jnp.where(scale > 0, scale, 1.0)[..., None]
+    sound = jnp.isfinite(scale)[..., None]
+    return jnp.where(sound, saturated(scaled), jnp.nan).astype(FP8), scale
+
+
+def dequantize(values: Float[Array, "*rows I"], scale: Float[Array, "*rows"]) -> Array:
+    """What `quantize` made float8_e4m3fn and scales of, in float32."""
+    return values.astype(jnp.float32) * scale[..., None]

@@ -10,7 +10,9 @@ from jaxinfer.model.families.table import family_of, family_of_file
 from jaxinfer.model.field_checks import flag, positive, whole_number
 from jaxinfer.model.hf_config import DTYPES, SIZE_LIMITS, read_config_file
 from jaxinfer.model.longrope import LongRopeScaling
-from jaxinfer.model.quantization import Int8Weights
+from jaxinfer.model.quantized.config_json import quantization_config
+from jaxinfer.model.quantized.quantization import Quantization
+from jaxinfer.model.quantized.sizes import check_sizes
 from jaxinfer.model.rope_scaling import AnyRopeScaling
 
 
@@ -36,7 +38,7 @@ class ModelConfig:
         attention_bias: the four attention projections have biases.
         mlp_bias: the three projections of the MLP have biases.
         dtype: the checkpoint's: ``float32``, ``bfloat16`` or ``float16``.
-        quantization: which projections are integers with scales; None for plain arrays.
+        quantization: which projections are codes with scales, and of what form; None if none is.
         eos_token_ids: ids that end a text; may be empty.
         bos_token_id: id that starts a text, if the model has one.
         model_type: names the family, as in Hugging Face's config.json.
@@ -65,7 +67,7 @@ class ModelConfig:
     eos_token_ids: tuple[int, ...] = ()
     bos_token_id: int | None = None
     model_type: str = "qwen3"
-    quantization: Int8Weights | None = None
+    quantization: Quantization | None = None
 
     def __post_init__(self) -> None:
         for name, largest in SIZE_LIMITS.items():
@@ -97,6 +99,7 @@ class ModelConfig:
         for token_id in (*self.eos_token_ids, self.bos_token_id):
             if token_id is not None:
                 whole_number("eos_token_ids and bos_token_id", token_id, 0, self.vocab_size - 1)
+        check_sizes(self)
 
     @property
     def rotary_dim(self) -> int:
@@ -172,7 +175,7 @@ class ModelConfig:
         if self.mlp_bias:
             fields["mlp_bias"] = True
         if self.quantization is not None:
-            fields["quantization_config"] = self.quantization.to_hf()
+            fields["quantization_config"] = quantization_config(self.quantization)
         return family.write_config(self, fields)
 
 

@@ -11,7 +11,7 @@ from jaxinfer.checks import show
 from jaxinfer.errors import ModelLoadError
 from jaxinfer.model.checkpoint.directory_files import has_file, read_json
 from jaxinfer.model.field_checks import flag, positive, whole_number
-from jaxinfer.model.quantization import read_quantization
+from jaxinfer.model.quantized.config_json import read_quantization
 from jaxinfer.model.rope_scaling import SUPPORTED_ROPE_TYPES, scaling_from_hf
 
 DTYPES = ("float32", "bfloat16", "float16")

@@ -15,11 +15,11 @@ from jax.typing import DTypeLike
 from jaxinfer.model.checkpoint.parameter_names import unflatten
 from jaxinfer.model.config import ModelConfig
 from jaxinfer.model.families.table import family_of
-from jaxinfer.model.int8_params import quantize_params
 from jaxinfer.model.layer_kind import LayerKind
-from jaxinfer.model.quantization import SCALE, WEIGHT
+from jaxinfer.model.quantized.params import quantize_params
 from jaxinfer.model.sharding import ShardingRules, check_divisible, param_spec, tensor_parallel_size
 
+_WHOLE = "head_dim"  # a logical axis that no rule splits
 _INITIAL_STDDEV = 0.02  # Hugging Face's default initializer_range
 
 
@@ -146,15 +146,19 @@ def abstract_params(
 def _described(
     config: ModelConfig, dtype: DTypeLike, describe: Callable[[_Leaf], Any]
 ) -> dict[str, Any]:
-    """The tree with each array described; of a quantized projection, its integers and scales."""
+    """The tree with each array described; of a quantized projection, those of its node."""
 
     def convert(path: str, leaf: Any) -> Any:
         whole = _Leaf(leaf.shape, leaf.dtype, leaf.logical_axes)
         if config.quantization is None or not config.quantization.takes(path):
             return describe(whole)
-        scale = _Leaf(whole.shape[:1], jnp.dtype(jnp.float32), whole.axes[:1])
-        integers = whole._replace(dtype=jnp.dtype(jnp.int8))
-        return {WEIGHT: describe(integers), SCALE: describe(scale)}
+        axes = {0: whole.axes[0], 1: whole.axes[1], None: _WHOLE}
+        return {
+            name: describe(
+                _Leaf(each.shape, jnp.dtype(each.dtype), tuple(axes[i] for i in each.axes))
+            )
+            for name, each in config.quantization.node(*whole.shape).items()
+        }
 
     state = nnx.state(nnx.eval_shape(lambda: Decoder(config, nnx.Rngs(params=0), dtype)))
     return _plain(state, convert)

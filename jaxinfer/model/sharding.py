@@ -24,6 +24,7 @@ from jax.sharding import AbstractMesh, AxisType, Mesh, PartitionSpec
 
 from jaxinfer.model.config import ModelConfig
 from jaxinfer.model.field_checks import indivisible_sizes
+from jaxinfer.model.quantized.sizes import indivisible_blocks
 
 TENSOR_AXIS = "tensor"
 DATA_AXIS = "data"
@@ -156,10 +157,12 @@ def logits_spec(rules: ShardingRules) -> PartitionSpec:
 
 
 def _indivisible(config: ModelConfig, num_devices: int) -> list[str]:
-    return indivisible_sizes(
+    problems = indivisible_sizes(
         num_devices,
         num_attention_heads=config.num_attention_heads,
         num_key_value_heads=config.num_key_value_heads,
         intermediate_size=config.intermediate_size,
         vocab_size=config.vocab_size,
     )
+    # Blocks are asked of sizes that divide.
+    return problems or indivisible_blocks(config, num_devices)

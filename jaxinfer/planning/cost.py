@@ -6,8 +6,9 @@ A step takes at least the larger of (bytes / read bandwidth) and (operations / m
 import dataclasses
 
 from jaxinfer.config import KVCacheDType
+from jaxinfer.model.projections import PROJECTIONS
 from jaxinfer.planning.devices import Chip
-from jaxinfer.planning.shapes import ATTENTION, MLP, PROJECTIONS, ModelShape
+from jaxinfer.planning.shapes import ATTENTION, MLP, ModelShape
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -7,6 +7,7 @@ from typing import Any
 
 from jaxinfer.checks import check_integer
 from jaxinfer.config import EngineConfig, KVCacheDType, RunnerType
+from jaxinfer.model.quantized.quantization import with_scheme
 from jaxinfer.planning.devices import Chip, find_device
 from jaxinfer.planning.drafts import DraftMemory, draft_memory
 from jaxinfer.planning.memory import MemoryPlan, plan_memory
@@ -146,7 +147,7 @@ def plan(
         batches: numbers of sequences to plan for; None takes powers of 2 up to 256 that fit.
         engine: sizes of `EngineConfig`: `max_num_seqs` (at least the largest batch if it is left
             out), `max_num_batched_tokens`, `block_size`, `gpu_memory_utilization`;
-            `kv_cache_dtype`; `runner`, which is "pooling" for a classifier; and
+            `quantization`; `kv_cache_dtype`; `runner`, which is "pooling" for a classifier; and
             `speculative_config`, whose draft head is a directory, "bundled", or a hub id that is in
             the local cache.
 
@@ -177,6 +178,8 @@ def plan(
     if shape.num_classes:
         engine = _for_classifier(engine)
     config = EngineConfig(tensor_parallel_size=tensor_parallel_size, **engine)
+    if config.quantization is not None:
+        shape = _quantized(shape, config.quantization)
     _check_divisible(shape, config.tensor_parallel_size)
     drafts = draft_memory(shape, dtype, config)
     memory = plan_memory(shape, chip, dtype, config, drafts)
@@ -233,6 +236,14 @@ def _for_classifier(engine: dict[str, Any]) -> dict[str, Any]:
     return engine | {"runner": "pooling"}
 
 
+def _quantized(shape: ModelShape, scheme: str) -> ModelShape:
+    if shape.num_experts:
+        raise ValueError(
+            f"quantization={scheme!r}: models with experts can be planned with 16-bit weights only"
+        )
+    return with_scheme(shape, scheme)
+
+
 def _dtype(dtype: str, shape: ModelShape) -> str:
     chosen = shape.dtype if dtype == "auto" else dtype
     if chosen not in DTYPES:
@@ -276,8 +287,8 @@ def _notes(timing: Timing, dtype: str) -> list[str]:
         notes.append(f"No expected times: no run of a {shape.model_type} model was recorded.")
     elif shape.quantization is not None:
         notes.append(
-            "No expected times: XLA multiplies int8 weights, which was not measured and, on a GPU, "
-            "writes and reads each as a plain one: far from these floors."
+            f"No expected times: XLA multiplies {shape.quantization.codes} weights, which was not "
+            "measured and, on a GPU, writes and reads each as a plain one: far from these floors."
         )
     elif timing.kv_cache_dtype == "fp8_e4m3" and chip.name.startswith(_HOPPER):
         notes.append("No expected times: no run with an fp8_e4m3 KV cache was recorded.")

@@ -4,7 +4,8 @@ import dataclasses
 
 from jaxinfer.config import KVCacheDType
 from jaxinfer.model.layer_kind import ATTENTION_PROJECTIONS, MLP_PROJECTIONS
-from jaxinfer.planning.shapes import ATTENTION, BYTES_OF, HEAD, MLP, ModelShape
+from jaxinfer.model.projections import HEAD
+from jaxinfer.planning.shapes import ATTENTION, BYTES_OF, MLP, ModelShape
 
 # Square, sum, scale and weight of each value; rotation of a pair takes 4 products and 2 additions.
 _NORM_FLOPS = 4

@@ -1,6 +1,7 @@
 """The shape of a decoder, from which parameters and operations are counted."""
 
 import dataclasses
+import math
 from collections.abc import Collection, Mapping
 from typing import Any
 
@@ -9,15 +10,20 @@ from jaxinfer.model.config import ModelConfig
 from jaxinfer.model.families.table import FAMILIES, family_of
 from jaxinfer.model.field_checks import indivisible_sizes
 from jaxinfer.model.layer_kind import ATTENTION_PROJECTIONS, MLP_PROJECTIONS, LayerKind
-from jaxinfer.model.quantization import Int8Weights
+from jaxinfer.model.projections import (
+    HEAD,
+    PROJECTIONS,
+    projection_paths,
+    projection_shapes,
+    splits,
+)
+from jaxinfer.model.quantized.quantization import Quantization
+from jaxinfer.model.quantized.sizes import indivisible_blocks, node_bytes
 
 BYTES_OF = {"bfloat16": 2, "float16": 2, "float32": 4}
 _SCALE_BYTES = 4
 ATTENTION = tuple(f"self_attn.{name}" for name in ATTENTION_PROJECTIONS)
 MLP = tuple(f"mlp.{name}" for name in MLP_PROJECTIONS)
-HEAD = "lm_head"
-PROJECTIONS = (*ATTENTION, *MLP, HEAD)
-"""The projections that may be quantized: of a layer, and the head."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -38,7 +44,7 @@ class ModelShape(ModelConfig):
     def from_values(cls, values: Mapping[str, Any]) -> "ModelShape":
         """The shape that `dataclasses.asdict` made values of, which JSON may have carried."""
         given = values.get("quantization")
-        quantization = None if given is None else Int8Weights.from_values(given)
+        quantization = None if given is None else Quantization.from_values(given)
         made = {
             "quantization": quantization,
             "eos_token_ids": tuple(values.get("eos_token_ids", ())),
@@ -75,16 +81,8 @@ class ModelShape(ModelConfig):
 
     def bias_size(self, *names: str) -> int:
         """Elements of those biases that a layer has, of the projections with these names."""
-        return sum(self._sizes()[name][0] for name in names if name in self.layer_kind.biases)
-
-    def _sizes(self) -> dict[str, tuple[int, int]]:
-        """Outputs and inputs of each projection."""
-        E, F, q, kv = self.hidden_size, self.intermediate_size, self.q_size, self.kv_size
-        return {
-            **{"q_proj": (q, E), "k_proj": (kv, E), "v_proj": (kv, E), "o_proj": (E, q)},
-            **{"gate_proj": (F, E), "up_proj": (F, E), "down_proj": (E, F)},
-            HEAD: (self.vocab_size, E),
-        }
+        shapes, biases = projection_shapes(self), self.layer_kind.biases
+        return sum(shapes[name][0] for name in names if name in biases)
 
     @property
     def q_size(self) -> int:
@@ -104,7 +102,7 @@ class ModelShape(ModelConfig):
     def bytes_saved(
         self, bytes_per_value: int, num_devices: int = 1, parts: Collection[str] = PROJECTIONS
     ) -> int:
-        """Bytes of each device that projections don't take because they are integers with scales.
+        """Bytes of each device that projections don't take because they are codes with scales.
 
         Args:
             bytes_per_value: of a plain weight.
@@ -113,24 +111,14 @@ class ModelShape(ModelConfig):
         """
         if self.quantization is None:
             return 0
-        layers = [f"model.layers.{i}." for i in range(self.num_hidden_layers)]
-        paths = [layer + part for layer in layers for part in parts if part != HEAD]
-        if HEAD in parts and not self.tie_word_embeddings:
-            paths.append(HEAD)
-        return sum(
-            self._spared(path, bytes_per_value, num_devices)
-            for path in paths
-            if self.quantization.takes(path)
-        )
-
-    def _spared(self, path: str, bytes_per_value: int, num_devices: int) -> int:
-        """`bytes_saved` of one projection."""
-        name = path.rpartition(".")[2]
-        outputs, inputs = self._sizes()[name]
-        is_whole = name in ("k_proj", "v_proj") and self.num_key_value_heads % num_devices
-        split = 1 if is_whole else num_devices
-        scales = outputs if name in ("o_proj", "down_proj") else outputs // split
-        return outputs * inputs // split * (bytes_per_value - 1) - scales * _SCALE_BYTES
+        form, shapes, saved = self.quantization, projection_shapes(self), 0
+        for path in projection_paths(self):
+            part = path.rpartition(".")[2] if path == HEAD else ".".join(path.split(".")[3:])
+            if part in parts and form.takes(path):
+                name = path.rpartition(".")[2]
+                plain = math.prod(shapes[name]) // math.prod(splits(name, self, num_devices))
+                saved += plain * bytes_per_value - node_bytes(form, path, self, num_devices)
+        return saved
 
     def kv_heads_of_device(self, num_devices: int) -> int:
         """Key/value heads that each device holds: at least one, which several may share."""
@@ -159,13 +147,14 @@ class ModelShape(ModelConfig):
 
     def indivisible(self, num_devices: int) -> list[str]:
         """Sizes that do not split evenly over this number of devices, each with its value."""
-        return indivisible_sizes(
+        problems = indivisible_sizes(
             num_devices,
             num_attention_heads=self.num_attention_heads,
             num_key_value_heads=self.num_key_value_heads,
             intermediate_size=self.intermediate_size,
             vocab_size=self.vocab_size,
         )
+        return problems or indivisible_blocks(self, num_devices)
 
 
 def shape_of(config: ModelConfig) -> ModelShape:

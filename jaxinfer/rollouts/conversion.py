@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -11,31 +11,13 @@ from jax.typing import DTypeLike
 
 from jaxinfer.model.architecture import abstract_params
 from jaxinfer.model.config import ModelConfig
-from jaxinfer.model.int8_params import quantize_weight
-from jaxinfer.model.quantization import SCALE, WEIGHT, plain_leaves
+from jaxinfer.model.quantized.params import quantize_weight
+from jaxinfer.model.quantized.quantization import SCALE
 from jaxinfer.model.sharding import ShardingRules
 from jaxinfer.rollouts.mapping import ParamsMapping
 from jaxinfer.rollouts.sources import Assignment
+from jaxinfer.rollouts.targets import Target, targets_of
 from jaxinfer.rollouts.trees import Leaves, leaves_by_path, nested
-
-
-class _Target(NamedTuple):
-    """An array of the engine, or a weight that becomes integers beside scales."""
-
-    path: str
-    shape: tuple[int, ...]
-    dtype: Any
-    sharding: Any
-    scale: jax.ShapeDtypeStruct | None = None
-
-    def held(self, weight: Any, scale: Any) -> Any:
-        """What the engine's tree holds here: a weight, or a node of both."""
-        return weight if self.scale is None else {WEIGHT: weight, SCALE: scale}
-
-    @property
-    def shardings(self) -> Any:
-        """Of what it holds."""
-        return self.held(self.sharding, self.scale and self.scale.sharding)
 
 
 class MappedParams:
@@ -43,7 +25,7 @@ class MappedParams:
 
     It is a `ParamsMaker` for an engine that starts, and a `ParamsWriter` for one that runs.
 
-    Where the engine holds integers and scales, the program quantizes the trainer's weights, leaf by
+    Where the engine holds codes and scales, the program quantizes the trainer's weights, leaf by
     leaf (`quantize_weight`). The trainer's arrays are read and never donated; nothing of them is
     kept. Where they lie on other devices than the engine, all that are mapped are copied whole to
     each of its devices first.
@@ -79,7 +61,7 @@ class MappedParams:
         Raises:
             ValueError, TypeError: as `check`; `reusable` is then as it was.
         """
-        assignments, targets = self._assignments(wanted), _targets(wanted)
+        assignments, targets = self._assignments(wanted), targets_of(wanted)
         used = _used(self._leaves, assignments, targets[0].sharding)
         # The first call donates too, so that the second one runs the same program.
         old = jax.tree.leaves(_empty(targets)() if reusable is None else reusable)
@@ -106,7 +88,7 @@ class MappedParams:
         if dtype is None:
             embedding = next(a.path for a in assignments if a.target == "model.embed_tokens")
             wanted = abstract_params(config, self._leaves[embedding].dtype, mesh, rules)
-        targets = _targets(wanted)
+        targets = targets_of(wanted)
         used = _used(self._leaves, assignments, targets[0].sharding)
         written = _program(assignments, targets)([], used)
         return nested({t.path: array for t, array in zip(targets, written, strict=True)})
@@ -116,21 +98,6 @@ class MappedParams:
         if self._assigned[0] is not wanted:
             self._assigned = (wanted, self._mapping.assignments(self._leaves, wanted))
         return self._assigned[1]
-
-
-def _targets(wanted: Any) -> tuple[_Target, ...]:
-    # In JAX's order, which that of donated arrays has to match.
-    leaves = leaves_by_path(wanted)
-    return tuple(
-        _Target(
-            path,
-            tuple(like.shape),
-            jnp.dtype(like.dtype),
-            like.sharding,
-            leaves.get(f"{path}.{SCALE}"),
-        )
-        for path, like in plain_leaves(leaves).items()
-    )
 
 
 def _used(leaves: Leaves, assignments: Sequence[Assignment], sharding: Any) -> Leaves:
@@ -170,7 +137,7 @@ def _mesh_of(leaves: Leaves) -> Mesh | None:
 
 
 @functools.lru_cache(maxsize=16)
-def _program(assignments: tuple[Assignment, ...], targets: tuple[_Target, ...]) -> Any:
+def _program(assignments: tuple[Assignment, ...], targets: tuple[Target, ...]) -> Any:
     """``(old arrays, sources by path) -> new arrays``; the old are donated, and not read."""
 
     def convert(old: list[jax.Array], sources: Leaves) -> list[Any]:
@@ -178,11 +145,11 @@ def _program(assignments: tuple[Assignment, ...], targets: tuple[_Target, ...]) 
         converted, last = [], None
         for each, target in zip(assignments, targets, strict=True):
             leaf = sources[each.path]
-            if target.scale is not None:
+            if target.form is not None:
                 # One after the other, lest transposed weights of all layers be there at once.
                 leaf, last = jax.lax.optimization_barrier((leaf, last))
             converted.append(_converted(leaf, each, target))
-            last = last if target.scale is None else converted[-1][SCALE]
+            last = last if target.form is None else converted[-1][SCALE]
         return converted
 
     # keep_unused: otherwise JAX drops the old arrays from the program and donates nothing.
@@ -195,17 +162,19 @@ def _program(assignments: tuple[Assignment, ...], targets: tuple[_Target, ...]) 
 
 
 @functools.lru_cache(maxsize=16)
-def _empty(targets: tuple[_Target, ...]) -> Any:
+def _empty(targets: tuple[Target, ...]) -> Any:
     """Memory of the right shapes to donate, for an engine that has none of its own to give."""
 
     def zeros() -> Any:
-        whole = [(jnp.zeros(each.shape, each.dtype), each) for each in targets]
-        return [each.held(zero, jnp.zeros(each.shape[:1], jnp.float32)) for zero, each in whole]
+        return [
+            each.held({name: jnp.zeros(x.shape, x.dtype) for name, x in each.arrays})
+            for each in targets
+        ]
 
     return jax.jit(zeros, out_shardings=[target.shardings for target in targets])
 
 
-def _converted(leaf: jax.Array, each: Assignment, target: _Target) -> Any:
+def _converted(leaf: jax.Array, each: Assignment, target: Target) -> Any:
     if each.axis is not None:
         leaf = jax.lax.index_in_dim(leaf, each.layer, each.axis, keepdims=False)
     if each.source.transpose is not None:
@@ -215,4 +184,4 @@ def _converted(leaf: jax.Array, each: Assignment, target: _Target) -> Any:
     leaf = leaf.reshape(target.shape)
     if each.source.scale is not None:
         leaf = leaf.astype(jnp.float32) * jnp.float32(each.source.scale)
-    return leaf.astype(target.dtype) if target.scale is None else quantize_weight(leaf)
+    return leaf.astype(target.dtype) if target.form is None else quantize_weight(leaf, target.form)

@@ -9,7 +9,7 @@ from typing import Any
 from jaxinfer.model.architecture import abstract_params
 from jaxinfer.model.config import ModelConfig
 from jaxinfer.model.families.table import family_of
-from jaxinfer.model.quantization import is_scale, plain_leaves
+from jaxinfer.model.quantized.quantization import is_scale
 from jaxinfer.rollouts.sources import (
     LAYER,
     Assignment,
@@ -18,6 +18,7 @@ from jaxinfer.rollouts.sources import (
     nearest,
     without_layer,
 )
+from jaxinfer.rollouts.targets import targets_of
 from jaxinfer.rollouts.trees import Leaves, canonical, leaves_by_path
 
 
@@ -63,7 +64,7 @@ class ParamsMapping:
                 layers. Names the first.
             TypeError: a source is no array.
         """
-        targets = plain_leaves(leaves_by_path(wanted))
+        targets = {each.path: each for each in targets_of(wanted)}
         found: dict[str, Assignment] = {}
         for each in _expanded(self, tuple(targets)):
             if each.target in found:
@@ -77,7 +78,7 @@ class ParamsMapping:
             found[each.target] = each
         for target, like in targets.items():
             if target not in found:
-                kind = "floating-point" if like.dtype == "int8" else like.dtype
+                kind = "floating-point" if like.dtype is None else like.dtype
                 shape = f"{kind}{list(like.shape)}"
                 raise ValueError(f"the mapping leaves {target} unset, which must be {shape}")
             check_source(found[target], leaves, like)

@@ -7,8 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-import jax
-
+from jaxinfer.rollouts.targets import Target
 from jaxinfer.rollouts.trees import Leaves, canonical
 
 LAYER = "{layer}"
@@ -56,7 +55,7 @@ class Assignment(NamedTuple):
     num_layers: int
 
 
-def check_source(each: Assignment, leaves: Leaves, like: jax.ShapeDtypeStruct) -> None:
+def check_source(each: Assignment, leaves: Leaves, like: Target) -> None:
     """Check that a source exists, with the model's number of layers and the right shape.
 
     Raises:

@@ -6,7 +6,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxinfer.model.quantization import SCALE, WEIGHT
+from jaxinfer.model.quantized.quantization import NODE, SCALE
 
 Leaves = dict[str, Any]
 """Arrays by canonical path, in the order of the tree."""
@@ -24,8 +24,8 @@ def leaves_by_path(tree: Any) -> Leaves:
         tree: a trainer's parameters; no array is copied.
 
     Returns:
-        Leaves by `canonical` path, such as ``model.layers.0.self_attn.q_proj``; a quantized weight
-        and its scale keep their names.
+        Leaves by `canonical` path, such as ``model.layers.0.self_attn.q_proj``; the arrays of
+        a quantized weight keep their names.
 
     Raises:
         TypeError: it is no tree at all.
@@ -40,7 +40,7 @@ def leaves_by_path(tree: Any) -> Leaves:
         items = [(parts[1:], leaf) for parts, leaf in items]
     quantized = {parts[:-1] for parts, _ in items if parts[-1:] == (SCALE,)}
     for parts, leaf in items:
-        is_part = parts[:-1] in quantized and parts[-1] in (WEIGHT, SCALE)
+        is_part = parts[:-1] in quantized and parts[-1] in NODE
         path = ".".join(parts) if is_part else canonical(".".join(parts))
         if path in found:
             raise ValueError(f"params have {path} twice, as {'.'.join(parts)} and in other words")

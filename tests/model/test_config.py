@@ -182,7 +182,7 @@ def test_config_is_a_static_argument():
         ({"use_sliding_window": True}, "sliding-window"),
         ({"layer_types": ["sliding_attention"]}, "sliding-window"),
         ({"layer_types": 7}, "layer_types"),
-        ({"quantization_config": {"quant_method": "fp8"}}, "quantization_config.quant_method"),
+        ({"quantization_config": {"quant_method": "hqq"}}, "quantization_config.quant_method"),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
         (
             {"rope_scaling": {"rope_type": "dynamic"}},

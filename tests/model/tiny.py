@@ -9,10 +9,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from jaxinfer.kernels.matmul.op import Linear
 from jaxinfer.model.config import ModelConfig
 from jaxinfer.model.modules import abstract_params
-from jaxinfer.model.quantization import SCALE, WEIGHT
+from jaxinfer.model.quantized.params import dequantize_weight
+from jaxinfer.model.quantized.quantization import SCALE, WEIGHT
 from jaxinfer.model.sharding import ShardingRules
 from jaxinfer.testing import tiny_params as params  # noqa: F401  (as tiny.params)
 
@@ -45,8 +45,8 @@ def plain_params(tree: Mapping[str, Any], dtype: Any) -> dict[str, Any]:
     return {
         name: node
         if not isinstance(node, Mapping)
-        else Linear(**node).matrix(dtype)
-        if node.keys() == {WEIGHT, SCALE}
+        else dequantize_weight(node, dtype)
+        if node.keys() >= {WEIGHT, SCALE}
         else plain_params(node, dtype)
         for name, node in tree.items()
     }

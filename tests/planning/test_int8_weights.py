@@ -8,7 +8,7 @@ import jax
 import pytest
 
 from jaxinfer.model.modules import abstract_params
-from jaxinfer.model.quantization import Int8Weights
+from jaxinfer.model.quantized.quantization import Quantization
 from jaxinfer.model.sharding import make_mesh
 from jaxinfer.planning import plan
 from jaxinfer.planning.cost import model_cost
@@ -21,9 +21,9 @@ from jaxinfer.profiling.trace.steps import StepFacts
 from tests.model import tiny
 
 FORMATS = [
-    Int8Weights(),
-    Int8Weights(()),
-    Int8Weights(("re:.*down_proj", "model.layers.1.self_attn.k_proj")),
+    Quantization("int8"),
+    Quantization("int8", ignore=()),
+    Quantization("int8", ignore=("re:.*down_proj", "model.layers.1.self_attn.k_proj")),
 ]
 
 
@@ -72,7 +72,7 @@ def test_a_plan_of_a_directory_says_so(tmp_path):
     config = tiny.config(
         **shape, vocab_size=151936, tie_word_embeddings=False, max_position_embeddings=40960
     )
-    config = dataclasses.replace(config, dtype="bfloat16", quantization=Int8Weights())
+    config = dataclasses.replace(config, dtype="bfloat16", quantization=Quantization("int8"))
     (tmp_path / "config.json").write_text(json.dumps(config.to_hf()))
     planned, plain = plan(tmp_path), plan("Qwen3-8B")
     # 6.95 billion weights of 36 layers with half the bytes, less 4 for each output.
@@ -93,7 +93,7 @@ def test_the_largest_step_holds_the_matrices_that_it_makes():
     from jaxinfer.planning import DEVICES
 
     _, plain = read_shape("Qwen3-8B")
-    shape = dataclasses.replace(plain, quantization=Int8Weights())
+    shape = dataclasses.replace(plain, quantization=Quantization("int8"))
     memories = [
         plan_memory(each, DEVICES["h200"], "bfloat16", EngineConfig()) for each in (plain, shape)
     ]

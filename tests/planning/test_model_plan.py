@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from jaxinfer.config import EngineConfig
 from jaxinfer.errors import ModelLoadError
-from jaxinfer.model.quantization import Int8Weights
+from jaxinfer.model.quantized.quantization import Quantization
 from jaxinfer.planning import DEVICES, NAMED_SHAPES, plan
 from jaxinfer.planning.cost import model_cost
 from jaxinfer.planning.memory import plan_memory
@@ -256,7 +256,7 @@ def test_an_engine_for_pooling_holds_no_slots_and_gives_no_tokens():
 
 
 def test_heads_of_integers_are_read_by_no_prompt():
-    quantized = Int8Weights(ignore=())
+    quantized = Quantization("int8", ignore=())
     shape = dataclasses.replace(NAMED_SHAPES["Qwen3-8B"], quantization=quantized)
     whole, pooling = (model_cost(shape, pools=pools) for pools in (False, True))
     head = shape.vocab_size * shape.hidden_size

@@ -20,7 +20,7 @@ def compiled(mapping, held, num_devices):
     """The program, and the bytes of each of the engine's parameters on a device."""
     wanted = abstract_params(CONFIG, jnp.float32, make_mesh(num_devices))
     leaves = leaves_by_path(held)
-    assignments, targets = mapping.assignments(leaves, wanted), conversion._targets(wanted)
+    assignments, targets = mapping.assignments(leaves, wanted), conversion.targets_of(wanted)
     program = conversion._program(assignments, targets)
     used = conversion._used(leaves, assignments, targets[0].sharding)
     shards = [like.sharding.shard_shape(like.shape) for like in jax.tree.leaves(wanted)]

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from jaxinfer import ParamsMapping, abstract_params, make_mesh, save_params
-from jaxinfer.model.int8_params import quantize_params
-from jaxinfer.model.quantization import Int8Weights
+from jaxinfer.model.quantized.params import quantize_params
+from jaxinfer.model.quantized.quantization import Quantization
 from jaxinfer.rollouts import conversion
 from jaxinfer.rollouts.conversion import MappedParams
 from jaxinfer.rollouts.trees import leaves_by_path, nested
@@ -18,7 +18,7 @@ from tests.rollouts import trainers
 from tests.rollouts.test_update_params import answers, pointers, used
 from tests.serving.small_llm import CONFIG, small_llm, small_params
 
-FORMAT = Int8Weights()
+FORMAT = Quantization("int8")
 INT8 = dataclasses.replace(CONFIG, quantization=FORMAT)
 OTHER = trainers.other_params()
 HELD = {
@@ -138,7 +138,7 @@ def test_no_second_copy_of_the_tree_is_made(name):
     """The program quantizes leaf by leaf, each into the memory of the old one."""
     wanted = abstract_params(INT8, jnp.float32, make_mesh(1))
     leaves, mapping = leaves_by_path(HELD[name](OTHER)), getattr(ParamsMapping, name)(INT8)
-    assignments, targets = mapping.assignments(leaves, wanted), conversion._targets(wanted)
+    assignments, targets = mapping.assignments(leaves, wanted), conversion.targets_of(wanted)
     program = conversion._program(assignments, targets)
     held = conversion._used(leaves, assignments, targets[0].sharding)
     compiled = program.lower(jax.tree.leaves(wanted), held).compile()

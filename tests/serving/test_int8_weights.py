@@ -19,9 +19,9 @@ from jaxinfer.kernels.policy import Kernels
 from jaxinfer.model.checkpoint.hub import BUNDLED_MODEL
 from jaxinfer.model.checkpoint.weights import load_params, save_params
 from jaxinfer.model.config import ModelConfig
-from jaxinfer.model.int8_params import quantize_params
 from jaxinfer.model.modules import abstract_params
-from jaxinfer.model.quantization import Int8Weights
+from jaxinfer.model.quantized.params import quantize_params
+from jaxinfer.model.quantized.quantization import Quantization
 from jaxinfer.model.sharding import ShardingRules
 from jaxinfer.plan import main as plan
 from jaxinfer.profiling.report import ProfileReport
@@ -37,7 +37,7 @@ from tests.kernels.h200_target import trace_for_h200
 from tests.model import tiny
 from tests.serving.small_llm import CONFIG, ids
 
-FORMAT = Int8Weights(())
+FORMAT = Quantization("int8", ignore=())
 INT8 = dataclasses.replace(CONFIG, quantization=FORMAT)
 PARAMS = SamplingParams(
     temperature=0.0, max_tokens=12, ignore_eos=True, logprobs=2, prompt_logprobs=1
@@ -101,9 +101,13 @@ def test_a_directory_answers_as_its_plain_weights_do(directory, params, settings
     ("changes", "quantization", "dtype"),
     [
         ({"tie_word_embeddings": True}, FORMAT, "float32"),
-        ({}, Int8Weights(), "bfloat16"),
+        ({}, Quantization("int8"), "bfloat16"),
         ({"model_type": "llama", "attention_bias": True, "mlp_bias": True}, FORMAT, "float32"),
-        ({}, Int8Weights(("re:.*layers.1", "model.layers.0.mlp.up_proj")), "float32"),
+        (
+            {},
+            Quantization("int8", ignore=("re:.*layers.1", "model.layers.0.mlp.up_proj")),
+            "float32",
+        ),
     ],
     ids=str,
 )
@@ -176,7 +180,7 @@ def test_on_hopper_attention_keeps_its_kernels_and_products_are_xlas(key, num_de
             num_attention_heads=16,
             num_key_value_heads=8,
             head_dim=128,
-            quantization=Int8Weights(ignore),
+            quantization=Quantization("int8", ignore=ignore),
         )
         mesh, rules = make_mesh(num_devices), ShardingRules()
         context = StepContext(config, mesh, rules, Kernels("mosaic"), 16, "bfloat16")
@@ -194,7 +198,7 @@ def test_on_hopper_attention_keeps_its_kernels_and_products_are_xlas(key, num_de
 
 def test_its_programs_are_kept_and_traced_alike_elsewhere(tmp_path):
     store, key = ProgramStore(tmp_path), DecodeShape(2, 4)
-    programs = _programs(2, Int8Weights(("lm_head", "re:.*q_proj")))
+    programs = _programs(2, Quantization("int8", ignore=("lm_head", "re:.*q_proj")))
     task = make_task(programs, {key: "decode"}, store=store, platform="cpu")
     command = "import pickle, sys; from jaxinfer.serving.compile.tracing_worker import trace; "
     command += "trace(pickle.load(sys.stdin.buffer))"
@@ -210,7 +214,7 @@ def test_its_programs_are_kept_and_traced_alike_elsewhere(tmp_path):
 def bundled(tmp_path_factory):
     """The bundled model with int8 weights, and with the plain ones that they stand for."""
     config = ModelConfig.from_directory(BUNDLED_MODEL)
-    quantization = Int8Weights()
+    quantization = Quantization("int8")
     tree = quantize_params(load_params(BUNDLED_MODEL, config, "float32"), quantization)
     found = []
     for name, params, own in (

@@ -21,6 +21,7 @@ from jaxinfer.config import (
     EngineConfig,
     KVCacheDType,
 )
+from jaxinfer.model.quantized.quantization import SCHEMES
 
 ENGINE_FIELDS = frozenset(field.name for field in dataclasses.fields(EngineConfig))
 
@@ -87,6 +88,7 @@ _READ: Mapping[str, Mapping[str, Any]] = {
     "hf_overrides": {"type": json_object, "metavar": "JSON"},
     "speculative_config": {"type": json_object, "metavar": "JSON"},
     "dtype": {"choices": (*typing.get_args(DType), *VLLM_DTYPES)},
+    "quantization": {"choices": tuple(SCHEMES)},
     "kv_cache_dtype": {"choices": CACHE_DTYPES},
     "max_model_len": {"type": _size},
     "max_num_batched_tokens": {"type": _size},

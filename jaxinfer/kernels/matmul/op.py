@@ -3,8 +3,8 @@
 A decoder layer is a norm with the projections that read it, a norm with the gated half of the MLP,
 and twice a projection that is added to the residual stream. Kernels compute each in one launch
 with few rows, the products that read a norm with some more; elsewhere the ops are the plain XLA
-functions of `matmul/xla.py`. A projection's weight comes as a `Linear`, which says what a product
-reads of it; kernels take those whose weight is of the activations' dtype.
+functions of `matmul/xla.py`. A projection's weight comes as a `Linear` or a `QuantizedLinear`,
+which say what a product reads of it; kernels take plain ones.
 
 With many rows there are kernels for elementwise operations. XLA writes no residual stream in a
 long prefill, but adds up the outputs of several layers in every norm. So an addition to the stream
@@ -23,8 +23,8 @@ from jaxtyping import Array, Float, Int, Int32
 
 from jaxinfer.kernels.collectives.tensor_axis import TensorAxis
 from jaxinfer.kernels.implementations import module_of
-from jaxinfer.kernels.int8 import dequantize
 from jaxinfer.kernels.matmul import xla
+from jaxinfer.kernels.matmul.quantized import Form, QuantizedLinear
 from jaxinfer.kernels.norms.xla import rms_norm
 from jaxinfer.kernels.policy import XLA, Kernels
 from jaxinfer.kernels.rounding import narrow, rounded, rounded_add
@@ -43,20 +43,14 @@ _SILU_MUL_ROWS = 1024
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Linear:
-    """The weight of a projection, a pytree, and the one place that knows its formats.
-
-    Parameter trees hold a plain array, or a dictionary of an integer weight and its scales;
-    `linear_of` makes this of either where a layer reads it. Only a dictionary travels through
-    `jax.export` without being registered.
+    """The weight of a projection as it is, a pytree; `QuantizedLinear` has the same interface.
 
     Attributes:
-        weight: ``[out, in]`` as Hugging Face stores it, floating-point, or int8 beside a scale; in
-            a pytree of shardings or shapes, what stands for it there.
-        scale: float32 ``[out]``, by which integers are multiplied; None for a plain weight.
+        weight: floating-point ``[out, in]``, as Hugging Face stores it; in a pytree of shardings or
+            shapes, what stands for it there.
     """
 
     weight: Any
-    scale: Any = None
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -65,47 +59,44 @@ class Linear:
 
     def of_outputs(self, select: Callable[[jax.Array], jax.Array]) -> "Linear":
         """The projection to the outputs that `select` takes from an array ``[O, ...]``."""
-        return Linear(
-            *(leaf if leaf is None else select(leaf) for leaf in (self.weight, self.scale))
-        )
+        return Linear(select(self.weight))
 
     def product(
         self, x: Float[Array, "*batch I"], dtype: jax.typing.DTypeLike
     ) -> Float[Array, "*batch O"]:
-        """``x @ weight.T`` by XLA, accumulated in float32, in `dtype`; of integers, `matrix`'s."""
-        if self.scale is None:
-            return xla.contract(x, self.weight, dtype)
-        # The barrier keeps XLA from making matrices of all layers at once, or before a loop.
-        x, *own = jax.lax.optimization_barrier((x, self.weight, self.scale))
-        return xla.contract(x, Linear(*own).matrix(x.dtype), dtype)
+        """``x @ weight.T`` by XLA, accumulated in float32, in `dtype`."""
+        return xla.contract(x, self.weight, dtype)
 
     def matrix(self, dtype: jax.typing.DTypeLike) -> Float[Array, "O I"]:
-        """The plain weight that integers and scales stand for, rounded to `dtype`."""
-        if self.scale is None:
-            return self.weight
-        return narrow(dequantize(self.weight, self.scale), dtype)
+        """The weight, whose dtype is `dtype` already."""
+        return self.weight
 
     def rows(self, indices: Int[Array, "*batch"]) -> Float[Array, "*batch I"]:
-        """Rows of the weight, as an embedding is read; integers times scales in float32.
+        """Rows of the weight, as an embedding is read.
 
         Indices are clamped to the last row; negative ones to the first.
         """
-
-        def read(leaf: jax.Array) -> jax.Array:
-            return leaf.at[indices].get(mode="clip", wrap_negative_indices=False)
-
-        found = self.of_outputs(read)
-        return found.weight if found.scale is None else dequantize(found.weight, found.scale)
+        return self.weight.at[indices].get(mode="clip", wrap_negative_indices=False)
 
 
-def linear_of(parent: Mapping[str, Any], name: str) -> Linear:
+AnyLinear = Linear | QuantizedLinear
+"""The weight of a projection. Parameter trees hold a plain array, or a dictionary of the arrays of
+a `QuantizedLinear`: only dictionaries travel through `jax.export` without being registered."""
+
+
+def linear_of(parent: Mapping[str, Any], name: str, form: Form | None = None) -> AnyLinear:
     """The projection `name`, such as "q_proj", from the subtree that holds its weight.
+
+    Args:
+        form: says how the inputs of a quantized projection are quantized; `ModelConfig` has it.
 
     Raises:
         KeyError: the subtree has no such projection.
     """
     leaf = parent[name]
-    return Linear(**leaf) if isinstance(leaf, Mapping) else Linear(leaf)
+    if isinstance(leaf, Mapping):
+        return QuantizedLinear(**leaf, inputs=None if form is None else form.inputs)
+    return Linear(leaf)
 
 
 class ResidualStream(NamedTuple):
@@ -161,7 +152,7 @@ def begin_sum(
 def norm_project(
     residual: ResidualStream,
     norm: Float[Array, " I"],
-    linears: Sequence[Linear],
+    linears: Sequence[AnyLinear],
     *,
     eps: float,
     kernels: Kernels = XLA,
@@ -189,8 +180,8 @@ def norm_project(
 def norm_gated(
     residual: ResidualStream,
     norm: Float[Array, " I"],
-    gate: Linear,
-    up: Linear,
+    gate: AnyLinear,
+    up: AnyLinear,
     biases: tuple[Float[Array, " F"], Float[Array, " F"]] | None = None,
     *,
     eps: float,
@@ -217,7 +208,7 @@ def norm_gated(
 
 def project_add(
     x: Float[Array, "*batch I"],
-    linear: Linear,
+    linear: AnyLinear,
     residual: ResidualStream,
     *,
     kernels: Kernels = XLA,
@@ -229,7 +220,7 @@ def project_add(
 
 
 def project(
-    x: Float[Array, "*batch I"], linear: Linear, *, kernels: Kernels = XLA
+    x: Float[Array, "*batch I"], linear: AnyLinear, *, kernels: Kernels = XLA
 ) -> Float[Array, "*batch O"]:
     """`x @ weight.T`, where nothing before or after it can be part of the same kernel."""
     if module := _module(kernels, x, (linear,)):
@@ -239,7 +230,7 @@ def project(
 
 def project_sum_add(
     x: Float[Array, "*batch I"],
-    linear: Linear,
+    linear: AnyLinear,
     residual: ResidualStream,
     axis: TensorAxis,
     *,
@@ -321,7 +312,7 @@ def _leaves_additions(x: jax.Array, kernels: Kernels) -> bool:
 
 
 def _project(
-    hidden: jax.Array, linears: Sequence[Linear], kernels: Kernels
+    hidden: jax.Array, linears: Sequence[AnyLinear], kernels: Kernels
 ) -> tuple[jax.Array, ...]:
     if _have_kernels(kernels, hidden, linears):
         medium, weights = module_of("mosaic", "medium"), [linear.weight for linear in linears]
@@ -338,7 +329,7 @@ def _merges(hidden: jax.Array, weights: Sequence[jax.Array]) -> bool:
     return in_place and hidden.shape[0] < MERGED_BELOW_ROWS and hidden.dtype.itemsize == 2
 
 
-def _gated(hidden: jax.Array, gate: Linear, up: Linear, kernels: Kernels) -> jax.Array:
+def _gated(hidden: jax.Array, gate: AnyLinear, up: AnyLinear, kernels: Kernels) -> jax.Array:
     if _have_kernels(kernels, hidden, (gate, up)):
         medium, silu_mul = module_of("mosaic", "medium"), module_of("mosaic", "silu_mul")
         rows, shapes = hidden.shape[0], [gate.shape, up.shape]
@@ -359,7 +350,7 @@ def _multiplied(opened: jax.Array, up: jax.Array) -> jax.Array:
     return narrow(opened * up.astype(jnp.float32), up.dtype)
 
 
-def _module(kernels: Kernels, x: jax.Array, linears: Sequence[Linear]) -> ModuleType | None:
+def _module(kernels: Kernels, x: jax.Array, linears: Sequence[AnyLinear]) -> ModuleType | None:
     """The module of kernels that takes these operands, or None where XLA does the products."""
     if not _have_kernels(kernels, x, linears):
         return None
@@ -367,7 +358,7 @@ def _module(kernels: Kernels, x: jax.Array, linears: Sequence[Linear]) -> Module
     return small if small.supports(x.shape[0], shapes, x.dtype) else None
 
 
-def _have_kernels(kernels: Kernels, x: jax.Array, linears: Sequence[Linear]) -> bool:
+def _have_kernels(kernels: Kernels, x: jax.Array, linears: Sequence[AnyLinear]) -> bool:
     """Whether there are kernels for weights of these formats, with some numbers of rows."""
-    are_plain = all(linear.scale is None for linear in linears)
+    are_plain = all(isinstance(linear, Linear) for linear in linears)
     return are_plain and kernels.backend == "mosaic" and x.ndim == 2

@@ -26,6 +26,8 @@ from jaxinfer.model.checkpoint.safetensors_file import write_file
 from jaxinfer.model.checkpoint.weights import load_params, save_params
 from jaxinfer.model.hf_config import read_config_file
 from jaxinfer.model.hf_overrides import decoder_config
+from jaxinfer.model.quantized.config_json import quantization_config
+from jaxinfer.model.quantized.quantization import Quantization, with_scheme
 from jaxinfer.model.score_head import SCORE, SCORE_FILE, read_score_head, score_entry
 
 Format = Literal["safetensors", "orbax"]
@@ -53,28 +55,37 @@ def convert_directory(
     to: Format | None = None,
     dtype: str | None = None,
     progress: Callable[[int, int], None] | None = None,
+    quantize: str | None = None,
 ) -> Format:
     """Write the model of ``source`` to ``destination`` in the other format: all of it or nothing.
+
+    Quantized weights are written as compressed-tensors has them, whatever they were stored as.
 
     Args:
         source: a model directory, safetensors or Orbax.
         destination: a directory that doesn't exist or is empty.
-        to: format to write; the one that ``source`` is not in if None.
+        to: format to write; the one that ``source`` is not in if None, or safetensors if it is to
+            be quantized.
         dtype: of the written weights; the one config.json names if None.
         progress: called with (bytes read, bytes in all).
+        quantize: a scheme of `SCHEMES` that plain weights are rounded by.
 
     Returns:
         The format written.
 
     Raises:
         ModelLoadError: ``source`` can't be loaded.
-        ValueError: ``destination`` holds files.
+        ValueError: ``destination`` holds files; or there is no such scheme, or the model does not
+            fit it.
         OSError: it can't be written, or its disk is too small.
     """
     check_destination(destination)
     config = decoder_config(source / "config.json")
     head = _classifying_head(source, config.hidden_size, dtype)
-    to = to or ("safetensors" if checkpoint.is_checkpoint(source) else "orbax")
+    if quantize is not None:
+        config = with_scheme(config, quantize)
+    is_orbax = checkpoint.is_checkpoint(source)
+    to = to or ("safetensors" if is_orbax or quantize is not None else "orbax")
     dtype = dtype or config.dtype
     with written_beside(destination) as partial:
         leaves = jax.tree.leaves(abstract_params(config, dtype)) + list(head.values())
@@ -86,7 +97,7 @@ def convert_directory(
             checkpoint.save(params, partial)
             if head:
                 write_file(partial / SCORE_FILE, head.items(), head)
-        _copy_config(source, partial, dtype)
+        _copy_config(source, partial, dtype, config.quantization)
         for name in (*_COMPANIONS, *additional_templates(source).values()):
             if has_file(source, name):
                 (partial / name).parent.mkdir(exist_ok=True)
@@ -105,10 +116,15 @@ def _classifying_head(source: Path, hidden_size: int, dtype: str | None) -> dict
     return {SCORE: rows if dtype is None else np.asarray(rows, jnp.dtype(dtype))}
 
 
-def _copy_config(source: Path, destination: Path, dtype: str) -> None:
-    """Keep every key of the original config.json, so that other programs still find theirs."""
+def _copy_config(source: Path, destination: Path, dtype: str, form: Quantization | None) -> None:
+    """Keep every key of the original config.json, so that other programs still find theirs.
+
+    What it says of quantized weights is kept where they are written as they were stored.
+    """
     mapping = dict(read_config_file(source / "config.json"))
     mapping.pop("auto_map", None)  # it names Python files, which are not copied
+    if form is not None and form != form.saved():
+        mapping["quantization_config"] = quantization_config(form)
     key = "dtype" if "dtype" in mapping else "torch_dtype"
     text = json.dumps({**mapping, key: dtype}, indent=2, ensure_ascii=False)
     (destination / "config.json").write_text(text + "\n", encoding="utf-8")

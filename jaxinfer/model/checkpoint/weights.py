@@ -4,7 +4,7 @@ import functools
 import json
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -25,7 +25,10 @@ from jaxinfer.model.checkpoint.source_plan import FLOATS, Source, SourcePlan, ch
 from jaxinfer.model.checkpoint.weight_files import INDEX_FILE, SINGLE_FILE, tensor_entries
 from jaxinfer.model.config import ModelConfig
 from jaxinfer.model.families.table import family_of
-from jaxinfer.model.quantization import SCALE, WEIGHT, is_scale, plain_leaves, saved_name
+from jaxinfer.model.quantized.files import quantized_plan
+from jaxinfer.model.quantized.params import quantize_weight
+from jaxinfer.model.quantized.quantization import NODE, Quantization, is_scale, plain_path
+from jaxinfer.model.quantized.saved import joined, on_host, saved_name, saved_tensors
 from jaxinfer.model.sharding import ShardingRules
 
 Progress = Callable[[int, int], None]
@@ -68,26 +71,29 @@ def load_params(
     directory = Path(directory)
     if not directory.is_dir():
         raise ModelLoadError(f"{directory}: no such directory")
-    expected = abstract_params(config, dtype, mesh, rules)
+    form, family = config.quantization, family_of(config.model_type)
+    plain = abstract_params(replace(config, quantization=None), dtype, mesh, rules)
+    expected = plain if form is None else abstract_params(config, dtype, mesh, rules)
+    described = dict(flatten(expected))
+    quantize = _Quantizer(form, described) if form and form.stored == "plain" else None
     if checkpoint.is_checkpoint(directory):
-        params = checkpoint.restore(directory, expected)
+        params = checkpoint.restore(directory, plain if quantize else expected)
         sound = {path: are_sound(path, leaf) for path, leaf in flatten(params)}
         where = f"{directory / checkpoint.SUBDIRECTORY}: "
         check_sound(sound, {path: where + saved_name(path, tensor_name) for path in sound})
-        return params
-    family, described = family_of(config.model_type), dict(flatten(expected))
+        return quantize.whole(params) if quantize else params
     found = tensor_entries(directory)
     entries = {
         name: each
         for name, each in found.items()
         if not name.startswith(family.ignored) and name not in beside
     }
-    shapes = {path: leaf.shape for path, leaf in described.items()}
-    plan = family.source_plan(config, plain_leaves(shapes), entries)
-    if config.quantization is not None:
-        plan = config.quantization.source_plan(plan)
+    leaves = dict(flatten(plain))
+    plan = family.source_plan(config, {path: leaf.shape for path, leaf in leaves.items()}, entries)
+    if form is not None and quantize is None:
+        plan, leaves = quantized_plan(plan, form, entries), described
     check_plan(plan, entries, directory)
-    return unflatten(read_leaves(plan, described, entries, progress))
+    return unflatten(read_leaves(plan, leaves, entries, progress, quantize))
 
 
 def read_leaves(
@@ -95,8 +101,11 @@ def read_leaves(
     described: Mapping[str, jax.ShapeDtypeStruct],
     entries: Mapping[str, TensorEntry],
     progress: Progress | None = None,
+    quantize: "_Quantizer | None" = None,
 ) -> dict[str, jax.Array]:
     """Read the leaves of a checked plan onto devices, one after the other.
+
+    What `quantize` takes is quantized there before the next one is read.
 
     Raises:
         ModelLoadError: a leaf holds NaN or infinity; names the tensor.
@@ -106,8 +115,9 @@ def read_leaves(
     read: set[TensorEntry] = set()
     leaves, sound = {}, {}
     for path, leaf in described.items():
-        leaves[path] = _to_devices(plan[path], sources[path], leaf)
-        sound[path] = are_sound(path, leaves[path])
+        array = _to_devices(plan[path], sources[path], leaf)
+        sound[path] = are_sound(path, array)
+        leaves |= {path: array} if quantize is None else quantize(path, array)
         read.update(sources[path])
         if progress is not None:
             progress(sum(each.num_bytes for each in read), total)
@@ -148,8 +158,7 @@ def save_params(
     if len(shards) > 1:
         files = [f"model-{i + 1:05d}-of-{len(shards):05d}.safetensors" for i in range(len(shards))]
     for file, shard in zip(files, shards, strict=True):
-        on_host = ((name, _on_host(leaf)) for name, leaf in shard.items())
-        write_file(directory / file, on_host, shard)
+        write_file(directory / file, ((name, on_host(each)) for name, each in shard.items()), shard)
     (directory / (INDEX_FILE if len(shards) == 1 else SINGLE_FILE)).unlink(missing_ok=True)
     if len(shards) > 1:
         index = {
@@ -208,11 +217,48 @@ def check_sound(sound: Mapping[str, list[jax.Array]], where: Mapping[str, str]) 
             raise ModelLoadError(f"{where[path]} holds {what}")
 
 
+class _Quantizer:
+    """Makes nodes of plain projections on their devices, by one program for each shape.
+
+    Args:
+        form: of the nodes.
+        described: the arrays of the tree by path.
+    """
+
+    def __init__(self, form: Quantization, described: Mapping[str, jax.ShapeDtypeStruct]) -> None:
+        self._form, self._described = form, described
+
+    def __call__(self, path: str, leaf: jax.Array) -> dict[str, jax.Array]:
+        """The arrays by path that stand for the plain one at a path."""
+        if not self._form.takes(path):
+            return {path: leaf}
+        paths = {name: f"{path}.{name}" for name in NODE if f"{path}.{name}" in self._described}
+        shardings = tuple((name, self._described[each].sharding) for name, each in paths.items())
+        node = jax.block_until_ready(_quantizing(self._form, shardings)(leaf))
+        return {paths[name]: array for name, array in node.items()}
+
+    def whole(self, params: dict[str, Any]) -> dict[str, Any]:
+        """A plain tree with nodes; each plain leaf is given up once its node is there."""
+        leaves, made = dict(flatten(params)), {}
+        params.clear()
+        for path in list(leaves):
+            made |= self(path, leaves.pop(path))
+        return unflatten(made)
+
+
+@functools.lru_cache(maxsize=64)
+def _quantizing(form: Quantization, shardings: tuple[tuple[str, Any], ...]) -> Any:
+    return jax.jit(lambda weight: quantize_weight(weight, form), out_shardings=dict(shardings))
+
+
 def _to_devices(
     source: Source, entries: Sequence[TensorEntry], leaf: jax.ShapeDtypeStruct
 ) -> jax.Array:
     """Send one leaf to its devices and wait, so that host copies don't pile up."""
-    found = source.made_of([entry.mapped() for entry in entries])
+    try:
+        found = source.made_of([entry.mapped() for entry in entries])
+    except ModelLoadError as error:
+        raise ModelLoadError(f"{entries[0].file}: {error}") from None
     if found.shape != leaf.shape:
         names = ", ".join(each.name for each in source.tensors)
         raise ModelLoadError(f"{entries[0].file}: {names} became {found.shape}, not {leaf.shape}")
@@ -220,7 +266,7 @@ def _to_devices(
     if leaf.sharding is None:
         return jax.block_until_ready(jax.device_put(convert(found, leaf.dtype)))
     array = jax.make_array_from_callback(
-        leaf.shape, leaf.sharding, lambda index: convert(found[index], leaf.dtype)
+        leaf.shape, leaf.sharding, lambda index: convert(np.asarray(found[index]), leaf.dtype)
     )
     return jax.block_until_ready(array)
 
@@ -253,35 +299,21 @@ def _tensors(params: Mapping[str, Any], config: ModelConfig) -> dict[str, Any]:
     family = family_of(config.to_hf()["model_type"])  # some are saved as another one
     named = family.tensor_name
     for path, leaf in leaves.items():
-        plain = path.removesuffix(f".{WEIGHT}").removesuffix(f".{SCALE}")
+        plain = plain_path(path)
         wanted = config.quantization is not None and config.quantization.takes(plain)
         if wanted != (plain != path):
             raise ValueError(
                 f"params have {plain} {'plain' if wanted else 'quantized'}, which config's "
                 f"quantization, {config.quantization}, has not"
             )
-        name = saved_name(path, named)
-        dtypes = FLOATS if plain == path else ("float32",) if is_scale(path) else ("int8",)
-        if str(leaf.dtype) not in dtypes:
-            known = ", ".join(dtypes)
-            raise TypeError(f"{name}: can't save dtype {leaf.dtype}; supported: {known}")
-        tensors[name] = leaf[:, None] if is_scale(path) else leaf
+        if wanted:
+            tensors |= saved_tensors(path, leaf, named)
+            continue
+        if str(leaf.dtype) not in FLOATS:
+            known = ", ".join(FLOATS)
+            raise TypeError(f"{named(path)}: can't save dtype {leaf.dtype}; supported: {known}")
+        tensors[named(path)] = leaf
     return _fused(tensors, family.fused)
-
-
-@dataclass(frozen=True)
-class _Joined:
-    """A tensor of the files whose rows are several leaves, which the host joins to write it."""
-
-    parts: tuple[jax.Array, ...]
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return (sum(part.shape[0] for part in self.parts), *self.parts[0].shape[1:])
-
-    @property
-    def dtype(self) -> Any:
-        return self.parts[0].dtype
 
 
 def _fused(tensors: dict[str, Any], fused: Mapping[str, tuple[str, ...]]) -> dict[str, Any]:
@@ -289,15 +321,9 @@ def _fused(tensors: dict[str, Any], fused: Mapping[str, tuple[str, ...]]) -> dic
     for whole, parts in fused.items():
         first = f".{parts[0]}."
         for name in [each for each in tensors if first in each]:
-            rows = [tensors.pop(name.replace(first, f".{part}.")) for part in parts]
-            tensors[name.replace(first, f".{whole}.")] = _Joined(tuple(rows))
+            rows = tuple(tensors.pop(name.replace(first, f".{part}.")) for part in parts)
+            tensors[name.replace(first, f".{whole}.")] = joined(name, rows)
     return dict(sorted(tensors.items())) if fused else tensors
-
-
-def _on_host(leaf: Any) -> np.ndarray:
-    if isinstance(leaf, _Joined):
-        return np.concatenate(jax.device_get(leaf.parts))
-    return jax.device_get(leaf)
 
 
 def _shards(leaves: Mapping[str, Any]) -> list[dict[str, Any]]:

@@ -17,7 +17,7 @@ from jaxinfer.kernels.attention.op import norm_rope_write
 from jaxinfer.kernels.attention.pages import Pages
 from jaxinfer.kernels.collectives.tensor_axis import TensorAxis
 from jaxinfer.kernels.matmul.op import (
-    Linear,
+    AnyLinear,
     ResidualStream,
     add,
     add_sum,
@@ -28,6 +28,7 @@ from jaxinfer.kernels.matmul.op import (
     project_add,
     project_sum_add,
 )
+from jaxinfer.kernels.matmul.xla import every_output
 from jaxinfer.kernels.norms.xla import rms_norm
 from jaxinfer.kernels.policy import XLA, Kernels
 from jaxinfer.kernels.rounding import rounded_add
@@ -125,7 +126,8 @@ def decoder_layer(layer: Params, residual: ResidualStream, context: LayerContext
     if context.rows is not None:
         # One layer of a step: more kernels would take longer to lower than they save.
         context = replace(context, kernels=XLA)
-    output, down = linear_of(attention, "o_proj"), linear_of(mlp, "down_proj")
+    form = context.config.quantization
+    output, down = linear_of(attention, "o_proj", form), linear_of(mlp, "down_proj", form)
     with jax.named_scope("o"):
         residual = _project_add(mixed, output, attention.get("o_proj_bias"), residual, context)
     residual, inner = gated_block(layer, residual, context)
@@ -153,7 +155,8 @@ def gated_block(
 ) -> tuple[ResidualStream, Float[Array, "*batch F"]]:
     """What `down_proj` reads: this device's share of F. The residual stream is returned summed."""
     norm, mlp = layer["post_attention_layernorm"], layer["mlp"]
-    gate, up = linear_of(mlp, "gate_proj"), linear_of(mlp, "up_proj")
+    form = context.config.quantization
+    gate, up = linear_of(mlp, "gate_proj", form), linear_of(mlp, "up_proj", form)
     biases = (mlp["gate_proj_bias"], mlp["up_proj_bias"]) if "gate_proj_bias" in mlp else None
     options: dict[str, Any] = {"eps": context.config.rms_norm_eps, "kernels": context.kernels}
     residual, inner = norm_gated(residual, norm, gate, up, biases, **options)
@@ -172,9 +175,9 @@ def project_qkv(
     """
     config = context.config
     own_kv = own_kv_head(attention, config, context.axis)
-    own = {"q_proj": lambda weight: weight, "k_proj": own_kv, "v_proj": own_kv}
-    linears = [linear_of(attention, name).of_outputs(select) for name, select in own.items()]
-    eps, kernels = config.rms_norm_eps, context.kernels
+    own = {"q_proj": every_output, "k_proj": own_kv, "v_proj": own_kv}
+    form, eps, kernels = config.quantization, config.rms_norm_eps, context.kernels
+    linears = [linear_of(attention, name, form).of_outputs(own[name]) for name in own]
     residual, projected = norm_project(residual, norm, linears, eps=eps, kernels=kernels)
     if "q_proj_bias" in attention:
         biases = [select(attention[f"{name}_bias"]) for name, select in own.items()]
@@ -254,7 +257,7 @@ def lm_head(params: Params, hidden: Float[Array, "*batch E"]) -> Float[Array, "*
 
 def _project_add(
     x: jax.Array,
-    linear: Linear,
+    linear: AnyLinear,
     bias: jax.Array | None,
     residual: ResidualStream,
     context: LayerContext,
@@ -292,7 +295,7 @@ def own_kv_head(
     that its query heads belong to.
     """
     if axis is None or config.num_key_value_heads >= axis.size:
-        return lambda weight: weight
+        return every_output
     local_heads = linear_of(attention, "q_proj").shape[0] // config.head_dim
     group = config.num_attention_heads // config.num_key_value_heads
     start = axis.index() * local_heads // group * config.head_dim

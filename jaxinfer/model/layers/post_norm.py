@@ -12,7 +12,7 @@ from jaxtyping import Array, Float
 
 from jaxinfer.kernels.collectives.tensor_axis import TensorAxis
 from jaxinfer.kernels.matmul.op import ResidualStream, linear_of, project
-from jaxinfer.kernels.policy import Kernels
+from jaxinfer.kernels.matmul.xla import every_output
 from jaxinfer.kernels.rounding import narrow, rounded, rounded_add
 from jaxinfer.model.layers.context import Heads, LayerContext, Params
 from jaxinfer.model.layers.decoder import own_kv_head
@@ -33,7 +33,7 @@ def decoder_layer(layer: Params, residual: ResidualStream, context: LayerContext
         context.tap("attention", mixed)
     mixed = _summed(attention, "o_proj", mixed, context)
     x = rounded_add(x, rms_norm(mixed, layer["post_attention_layernorm"], eps))
-    inner = _gated(mlp, x, context.kernels)
+    inner = _gated(mlp, x, context)
     if context.tap is not None:
         context.tap("mlp", inner)
     down = _summed(mlp, "down_proj", inner, context)
@@ -67,10 +67,10 @@ def _heads(attention: Params, x: jax.Array, context: LayerContext) -> Heads:
     """The heads of this device, normalised; their rotation is still to come."""
     config, axis = context.config, context.axis
     own_kv = own_kv_head(attention, config, axis)
-    own = {"q": lambda weight: weight, "k": own_kv, "v": own_kv}
+    own = {"q": every_output, "k": own_kv, "v": own_kv}
     heads = []
     for name, select in own.items():
-        linear = linear_of(attention, f"{name}_proj").of_outputs(select)
+        linear = linear_of(attention, f"{name}_proj", config.quantization).of_outputs(select)
         product = project(x, linear, kernels=context.kernels)
         bias = attention.get(f"{name}_proj_bias")
         if bias is not None:
@@ -83,10 +83,11 @@ def _heads(attention: Params, x: jax.Array, context: LayerContext) -> Heads:
 
 
 @jax.named_scope("mlp")
-def _gated(mlp: Params, x: jax.Array, kernels: Kernels) -> jax.Array:
+def _gated(mlp: Params, x: jax.Array, context: LayerContext) -> jax.Array:
     """What `down_proj` reads: this device's share of F."""
+    form, kernels = context.config.quantization, context.kernels
     gate, up = (
-        project(x, linear_of(mlp, name), kernels=kernels) for name in ("gate_proj", "up_proj")
+        project(x, linear_of(mlp, name, form), kernels=kernels) for name in ("gate_proj", "up_proj")
     )
     opened = rounded(jax.nn.silu(gate.astype(jnp.float32)), gate.dtype)
     return narrow(opened * up.astype(jnp.float32), up.dtype)
@@ -94,7 +95,8 @@ def _gated(mlp: Params, x: jax.Array, kernels: Kernels) -> jax.Array:
 
 def _summed(parent: Mapping[str, Any], name: str, x: jax.Array, context: LayerContext) -> jax.Array:
     """A projection of what devices hold a share of, summed over them, and its bias."""
-    output = project(x, linear_of(parent, name), kernels=context.kernels)
+    linear = linear_of(parent, name, context.config.quantization)
+    output = project(x, linear, kernels=context.kernels)
     if context.axis is not None:
         output = context.axis.sum(output)
     bias = parent.get(f"{name}_bias")

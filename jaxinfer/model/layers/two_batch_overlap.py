@@ -18,7 +18,7 @@ from dataclasses import replace
 
 import jax
 
-from jaxinfer.kernels.matmul.op import Linear, ResidualStream, linear_of, project
+from jaxinfer.kernels.matmul.op import AnyLinear, ResidualStream, linear_of, project
 from jaxinfer.model.layers.context import LayerContext, Params
 from jaxinfer.model.layers.decoder import attention_block, gated_block, sum_and_add
 
@@ -38,8 +38,9 @@ def overlapped_layer(
     """
     contexts = [replace(each, axis=each.axis and each.axis.alone()) for each in contexts]
     attention, mlp = layer["self_attn"], layer["mlp"]
-    output = linear_of(attention, "o_proj"), attention.get("o_proj_bias")
-    down = linear_of(mlp, "down_proj"), mlp.get("down_proj_bias")
+    form = contexts[0].config.quantization
+    output = linear_of(attention, "o_proj", form), attention.get("o_proj_bias")
+    down = linear_of(mlp, "down_proj", form), mlp.get("down_proj_bias")
     residuals = _overlapped("o", layer, residuals, contexts, attention_block, *output)
     return _overlapped("mlp", layer, residuals, contexts, gated_block, *down)
 
@@ -50,7 +51,7 @@ def _overlapped(
     residuals: Sequence[ResidualStream],
     contexts: Sequence[LayerContext],
     block: Block,
-    linear: Linear,
+    linear: AnyLinear,
     bias: jax.Array | None,
 ) -> list[ResidualStream]:
     """Each residual stream plus its block's product, summed while the next part computes.

@@ -10,6 +10,7 @@ from jaxinfer.model.config import ModelConfig
 from jaxinfer.model.generation_config import GenerationConfig
 from jaxinfer.model.hf_config import read_config_file
 from jaxinfer.model.hf_overrides import apply_overrides, backbone_config
+from jaxinfer.model.quantized.quantization import with_scheme
 from jaxinfer.model.score_head import ScoreHead, read_score_head
 from jaxinfer.model.text.tokenizer import Tokenizer
 
@@ -37,6 +38,8 @@ def read_model_config(
         if config.runner == "pooling":
             mapping = backbone_config(mapping)
         model_config = ModelConfig.from_hf(mapping, source)
+    if config.quantization is not None:
+        model_config = with_scheme(model_config, config.quantization)
     longest = model_config.max_context_length
     if config.max_model_len is not None and config.max_model_len > longest:
         raise ValueError(

@@ -15,15 +15,15 @@ from jaxinfer.model.checkpoint.parameter_names import flatten, tensor_name
 from jaxinfer.model.checkpoint.safetensors_file import write_file
 from jaxinfer.model.checkpoint.weights import load_params, save_params
 from jaxinfer.model.config import ModelConfig
-from jaxinfer.model.int8_params import quantize_params
 from jaxinfer.model.modules import abstract_params
-from jaxinfer.model.quantization import Int8Weights
+from jaxinfer.model.quantized.params import quantize_params
+from jaxinfer.model.quantized.quantization import Quantization
 from jaxinfer.model.sharding import make_mesh
 from tests.model import tiny
 from tests.model.checkpoint.test_weights import assert_trees_equal
-from tests.model.test_quantization import QUANTIZATION
+from tests.model.quantized.test_quantization import QUANTIZATION
 
-CONFIG = tiny.config(tie_word_embeddings=False, quantization=Int8Weights())
+CONFIG = tiny.config(tie_word_embeddings=False, quantization=Quantization("int8"))
 CONFIG_PLAIN = tiny.config(tie_word_embeddings=False)
 _UP = "model.layers.1.mlp.up_proj.weight"
 
@@ -149,7 +149,10 @@ def test_a_tree_is_saved_as_it_is_loaded(tmp_path):
     ("config", "named"),
     [
         (CONFIG_PLAIN, r"params have model\.\S+_proj quantized, which config's quantization, None"),
-        (tiny.config(tie_word_embeddings=False, quantization=Int8Weights(())), "lm_head plain"),
+        (
+            tiny.config(tie_word_embeddings=False, quantization=Quantization("int8", ignore=())),
+            "lm_head plain",
+        ),
     ],
 )
 def test_a_tree_that_is_not_its_configs_is_not_saved(config, named, tmp_path):

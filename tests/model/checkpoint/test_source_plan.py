@@ -15,9 +15,9 @@ from jaxinfer.model.checkpoint.source_plan import Source, Tensor, one_tensor_eac
 from jaxinfer.model.checkpoint.weights import load_params
 from jaxinfer.model.families import qwen3
 from jaxinfer.model.families.table import FAMILIES
-from jaxinfer.model.int8_params import quantize_params, quantize_weight
 from jaxinfer.model.modules import abstract_params
-from jaxinfer.model.quantization import Int8Weights
+from jaxinfer.model.quantized.params import quantize_params, quantize_weight
+from jaxinfer.model.quantized.quantization import Quantization
 from jaxinfer.model.sharding import make_mesh
 from tests.model import tiny
 from tests.model.checkpoint.test_weights import assert_trees_equal
@@ -87,12 +87,14 @@ def test_fused_tensors_are_cut_and_several_are_joined(tensors, num_devices, tmp_
 
 
 def test_fused_integers_are_cut_with_their_scales(tensors, tmp_path):
-    quantization = Int8Weights(("lm_head", "re:.*down_proj"))
+    quantization = Quantization("int8", ignore=("lm_head", "re:.*down_proj"))
     config = dataclasses.replace(FUSED, quantization=quantization)
     for layer in range(FUSED.num_hidden_layers):
         for projection in (*PARTS, "self_attn.o_proj"):
             name = f"model.layers.{layer}.{projection}.weight"
-            node = jax.tree.map(np.asarray, quantize_weight(jnp.asarray(tensors[name])))
+            node = jax.tree.map(
+                np.asarray, quantize_weight(jnp.asarray(tensors[name]), quantization)
+            )
             tensors |= {name: node["weight"], f"{name}_scale": node["scale"][:, None]}
     loaded = load_params(_write(tmp_path, tensors), config, "float32")
     expected = quantize_params(tiny.params(FUSED), quantization)

@@ -8,8 +8,8 @@ import pytest
 from jax import numpy as jnp
 
 from jaxinfer import SamplingParams, StepError
-from jaxinfer.model.int8_params import quantize_params
-from jaxinfer.model.quantization import Int8Weights
+from jaxinfer.model.quantized.params import quantize_params
+from jaxinfer.model.quantized.quantization import Quantization
 from jaxinfer.serving.pooling.blocking_calls import run_task
 from jaxinfer.serving.pooling.decisions import decision
 from jaxinfer.serving.pooling.head_reader import HeadReader
@@ -28,7 +28,7 @@ from tests.serving.small_llm import (
 LABELS = ["b", " the", "!", "a long label"]
 LONG = [1 + i % 50 for i in range(50)]
 TIED = dataclasses.replace(CONFIG, tie_word_embeddings=True)
-INT8 = dataclasses.replace(CONFIG, quantization=Int8Weights(()))  # of the head, too
+INT8 = dataclasses.replace(CONFIG, quantization=Quantization("int8", ignore=()))  # of the head, too
 
 
 def first_tokens(tokenizer, labels=LABELS):

@@ -1,0 +1,125 @@
+"""The weight of a projection in a quantized format, and its products by XLA.
+
+XLA multiplies by the plain weight that codes and scales stand for: of every format the same product
+as of an unquantized model with this weight, and the reference for kernels that read codes.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, Protocol, runtime_checkable
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from jaxinfer.kernels import fp8, int4, int8
+from jaxinfer.kernels.matmul import xla
+from jaxinfer.kernels.rounding import narrow
+
+InputScaling = Literal["token", "group", "tensor"]
+"""What shares a scale where a product's inputs are quantized, too: the values of a token, a group
+of them as long as the weight's blocks, or all there will ever be, by a scale of the checkpoint."""
+
+
+@runtime_checkable
+class Form(Protocol):
+    """What a model's config says of its quantized weights beside their arrays."""
+
+    @property
+    def inputs(self) -> InputScaling | None:
+        """How inputs of products are quantized; None leaves them as they are."""
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class QuantizedLinear:
+    """The weight of a projection as codes with scales; a pytree, whose arrays trees hold by name.
+
+    Attributes:
+        weight: int8 or float8_e4m3fn ``[O, I]``; or uint8 ``[O, I / 2]``, two integers of four bits
+            in each (`kernels/int4.py`).
+        scale: float32, by which codes are multiplied: ``[O]``, or ``[O / a, I / b]`` for blocks of
+            ``a`` outputs by ``b`` inputs.
+        zero: uint8 ``[O, I / b]``, the zero points of 4-bit integers; None is 8 for all.
+        group: int32 ``[I]``, the column of `scale` that each input's is in; None where groups
+            are ``b`` inputs in turn.
+        input_scale: float32 ``[]``, of inputs that are quantized by one scale for all.
+        inputs: how the product's inputs are quantized, to the dtype of `weight`; None leaves them.
+    """
+
+    weight: Any
+    scale: Any
+    zero: Any = None
+    group: Any = None
+    input_scale: Any = None
+    inputs: InputScaling | None = field(default=None, metadata={"static": True})
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Outputs and inputs."""
+        outputs, width = self.weight.shape
+        return (outputs, 2 * width if self.weight.dtype == jnp.uint8 else width)
+
+    def of_outputs(self, select: Callable[[jax.Array], jax.Array]) -> "QuantizedLinear":
+        """The projection to the outputs that `select` takes from an array ``[O, ...]``."""
+        if select is xla.every_output:
+            return self
+        scale = jnp.repeat(self.scale, self.shape[0] // self.scale.shape[0], axis=0)
+        zero = None if self.zero is None else select(self.zero)
+        return replace(self, weight=select(self.weight), scale=select(scale), zero=zero)
+
+    def product(
+        self, x: Float[Array, "*batch I"], dtype: jax.typing.DTypeLike
+    ) -> Float[Array, "*batch O"]:
+        """``x @ matrix.T``, accumulated in float32, in `dtype`; inputs quantized where they are."""
+        # The barrier keeps XLA from making matrices of all layers at once, or before a loop.
+        x, own = jax.lax.optimization_barrier((x, self))
+        return xla.contract(own.rounded_inputs(x), own.matrix(x.dtype), dtype)
+
+    def matrix(self, dtype: jax.typing.DTypeLike) -> Float[Array, "O I"]:
+        """The plain weight that codes and scales stand for, rounded to `dtype`."""
+        outputs, inputs = self.shape
+        codes = int4.unpack(self.weight) if self.weight.dtype == jnp.uint8 else self.weight
+        codes = codes.astype(jnp.float32)
+        if self.weight.dtype == jnp.uint8:
+            codes -= int4.SYMMETRIC_ZERO if self.zero is None else self._of_inputs(self.zero)
+        scale = self.scale[:, None] if self.scale.ndim == 1 else self._of_inputs(self.scale)
+        scale = jnp.repeat(scale, outputs // scale.shape[0], axis=0)
+        return narrow(codes * jnp.broadcast_to(scale, (outputs, inputs)), dtype)
+
+    def rows(self, indices: Int[Array, "*batch"]) -> Float[Array, "*batch I"]:
+        """Rows of the weight, as an embedding is read, in float32.
+
+        Indices are clamped to the last row; negative ones to the first.
+        """
+        flat = indices.reshape(-1)
+        found = self.of_outputs(
+            lambda leaf: leaf.at[flat].get(mode="clip", wrap_negative_indices=False)
+        )
+        return found.matrix(jnp.float32).reshape(*indices.shape, -1)
+
+    def rounded_inputs(self, x: Float[Array, "*batch I"]) -> Float[Array, "*batch I"]:
+        """What is left of a product's inputs once they were quantized, in their dtype."""
+        if self.inputs is None:
+            return x
+        if self.inputs == "tensor":
+            return narrow(self._coded(x.astype(jnp.float32) / self.input_scale), x.dtype)
+        size = self.shape[1] // self.scale.shape[1] if self.inputs == "group" else x.shape[-1]
+        groups = x.reshape(*x.shape[:-1], -1, size)
+        form = int8 if self.weight.dtype == jnp.int8 else fp8
+        return narrow(form.dequantize(*form.quantize(groups)), x.dtype).reshape(x.shape)
+
+    def _coded(self, scaled: Float[Array, "*batch I"]) -> Float[Array, "*batch I"]:
+        """Inputs of one scale for all, as the codes that they become, times that scale."""
+        if self.weight.dtype == jnp.int8:
+            codes = jnp.clip(jnp.round(scaled), -128, 127)
+        else:
+            codes = fp8.saturated(scaled).astype(fp8.FP8).astype(jnp.float32)
+        return codes * self.input_scale
+
+    def _of_inputs(self, blocks: jax.Array) -> jax.Array:
+        """Float32 ``[_, I]``: for each input what its block has."""
+        wide = blocks.astype(jnp.float32)
+        if self.group is not None:
+            return wide[:, self.group]
+        return jnp.repeat(wide, self.shape[1] // blocks.shape[1], axis=1)

@@ -1,0 +1,1 @@
+"""Quantized weights: their forms, their files and configs, and what they become in the tree."""

@@ -1,0 +1,164 @@
+"""Every format of quantized weights: from files written by its definition to the tree and back."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxinfer.errors import ModelLoadError
+from jaxinfer.model.checkpoint import weights
+from jaxinfer.model.checkpoint.parameter_names import flatten, unflatten
+from jaxinfer.model.checkpoint.weights import load_params, save_params
+from jaxinfer.model.config import ModelConfig
+from jaxinfer.model.forward import forward
+from jaxinfer.model.modules import abstract_params
+from jaxinfer.model.quantized.params import dequantize_weight
+from jaxinfer.model.sharding import make_mesh
+from tests.model import tiny
+from tests.model.quantized.stored import CONFIG, FORMATS, checkpoint, write
+
+_UP = "model.layers.1.mlp.up_proj"
+
+
+def load(directory, mesh=None):
+    config = ModelConfig.from_directory(directory)
+    return load_params(directory, config, "float32", mesh), config
+
+
+def _assert_stands_for(loaded, plain):
+    dequantized = dict(flatten(tiny.plain_params(loaded, jnp.float32)))
+    assert dequantized.keys() == plain.keys()
+    for path, leaf in dequantized.items():
+        np.testing.assert_array_equal(leaf, plain[path], err_msg=path)
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_files_are_the_weights_that_their_format_defines(name, tmp_path):
+    tensors, plain = checkpoint(name)
+    loaded, config = load(write(tmp_path, name, tensors))
+    _assert_stands_for(loaded, plain)
+    described = abstract_params(config, "float32")
+    assert jax.tree.structure(loaded) == jax.tree.structure(described)
+    for (path, leaf), (_, like) in zip(flatten(loaded), flatten(described), strict=True):
+        assert (leaf.shape, leaf.dtype) == (like.shape, like.dtype), path
+
+
+@pytest.mark.parametrize("name", ["w8a8_static", "fp8_block", "pack_zeros", "pack_order"])
+def test_each_device_gets_its_part(name, tmp_path):
+    tensors, plain = checkpoint(name)
+    mesh = make_mesh(4)
+    loaded, config = load(write(tmp_path, name, tensors), mesh)
+    expected = dict(flatten(abstract_params(config, jnp.float32, mesh)))
+    for path, leaf in flatten(loaded):
+        assert leaf.sharding == expected[path].sharding, path
+    _assert_stands_for(jax.tree.map(lambda leaf: jnp.asarray(jax.device_get(leaf)), loaded), plain)
+    down = {
+        name: leaf.addressable_shards[0].data.shape
+        for name, leaf in loaded["model"]["layers"]["0"]["mlp"]["down_proj"].items()
+    }
+    assert down["weight"] == (64, 16 if name.startswith("pack") else 32)
+    assert down["scale"] == {"w8a8_static": (64,), "fp8_block": (4, 2), "pack_zeros": (64, 2)}.get(
+        name, (64, 8)
+    ), "inputs in any order may be in any group"
+
+
+@pytest.mark.parametrize("name", [name for name, each in FORMATS.items() if each.inputs is None])
+def test_logits_are_those_of_the_plain_weights(name, tmp_path):
+    tensors, plain = checkpoint(name)
+    loaded, config = load(write(tmp_path, name, tensors))
+    tokens, run = tiny.token_ids(CONFIG, 2, 12), jax.jit(forward, static_argnums=1)
+    tree = unflatten({path: jnp.asarray(leaf) for path, leaf in plain.items()})
+    expected = run(tree, CONFIG, tokens)
+    np.testing.assert_array_equal(run(loaded, config, tokens), expected)
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_what_is_saved_is_read_back(name, tmp_path):
+    tensors, plain = checkpoint(name)
+    loaded, config = load(write(tmp_path, name, tensors))
+    again = tmp_path / "again"
+    save_params(loaded, config, again)
+    read_back, saved = load(again)
+    assert saved.quantization == config.quantization.saved()
+    jax.tree.map(np.testing.assert_array_equal, read_back, loaded)
+    _assert_stands_for(read_back, plain)
+
+
+_NOT = {
+    "no scale": ("fp8_block", {f"{_UP}.weight_scale": None}, r"1 tensors are missing, .*up_proj"),
+    "two scales": (
+        "hf_fp8",
+        {f"{_UP}.weight_scale": np.ones((8, 4), np.float32)},
+        r"'model\.layers\.1\.mlp\.up_proj\.weight_scale' is not in",
+    ),
+    "misshapen scale": (
+        "hf_fp8",
+        {f"{_UP}.weight_scale_inv": np.ones((8, 8), np.float32)},
+        r"weight_scale_inv has shape \(8, 8\), config.json implies \(8, 4\)",
+    ),
+    "plain": ("hf_fp8", {f"{_UP}.weight": np.ones((128, 64), np.float32)}, "implies float8_e4m3fn"),
+    "no zeros": ("awq", {f"{_UP}.qzeros": None}, r"missing, .*up_proj\.qzeros"),
+    "misshapen zeros": (
+        "gptq_zeros",
+        {f"{_UP}.qzeros": np.ones((4, 8), np.int32)},
+        r"qzeros has shape \(4, 8\), config.json implies \(4, 16\)",
+    ),
+    "a router": ("hf_fp8", {"model.layers.0.mlp.gate.weight": np.ones(2, np.int8)}, "is not in"),
+    "a head": ("pack", {"lm_head.weight": np.ones((64, 64), np.int8)}, "lm_head.weight has dtype"),
+}
+
+
+@pytest.mark.parametrize(("name", "change", "named"), _NOT.values(), ids=_NOT)
+def test_other_headers_are_refused_before_memory_is_taken(
+    name, change, named, tmp_path, monkeypatch
+):
+    tensors = {k: v for k, v in (checkpoint(name)[0] | change).items() if v is not None}
+    monkeypatch.setattr(weights, "_to_devices", pytest.fail)
+    with pytest.raises(ModelLoadError, match=named) as caught:
+        load(write(tmp_path, name, tensors))
+    message = str(caught.value)
+    assert str(tmp_path) in message
+    assert "\n" not in message
+
+
+_VALUES = {
+    "zero scale": ("hf_fp8", "weight_scale_inv", 0.0, "scales that are not positive"),
+    "NaN scale": ("pack_zeros", "weight_scale", np.nan, "scales that are not positive"),
+    "NaN weight": ("fp8_dynamic", "weight", np.nan, "NaN or infinity"),
+    "input scale": ("fp8_static", "input_scale", -1.0, "scales that are not positive"),
+    "shape": ("pack", "weight_shape", 65, r"weight_shape is \[65, 64\], config.json implies"),
+    "group": ("gptq_order", "g_idx", 4, r"g_idx names groups outside 0 to 3"),
+    "out of turn": ("gptq", "g_idx", 3, r"g_idx has inputs out of turn"),
+    "zeros": ("gptq", "qzeros", 5, r"qzeros has zero points beside the middle"),
+    "bias": ("gptq", "bias", 1.0, r"bias is not zero"),
+}
+
+
+@pytest.mark.parametrize(("name", "part", "value", "named"), _VALUES.values(), ids=_VALUES)
+def test_other_values_are_refused_by_tensor_and_file(name, part, value, named, tmp_path):
+    tensors, _ = checkpoint(name)
+    changed = tensors[f"{_UP}.{part}"].copy()
+    changed.reshape(-1)[0] = value
+    with pytest.raises(ModelLoadError, match=rf"model\.safetensors: .*{named}") as caught:
+        load(write(tmp_path, name, tensors | {f"{_UP}.{part}": changed}))
+    assert f"{_UP}.{part}" in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_shard_of_blocks_cut_in_two_names_the_degrees_that_work(tmp_path):
+    directory = write(tmp_path, "hf_fp8", {}, weight_block_size=[32, 32])
+    named = r"tensor_parallel_size 4 does not divide q_proj: its 16 outputs are no multiple of "
+    with pytest.raises(ValueError, match=named + r"blocks of 32, .*; sizes that work: 1$"):
+        abstract_params(ModelConfig.from_directory(directory), "float32", make_mesh(4))
+
+
+def test_a_group_that_does_not_divide_is_named(tmp_path):
+    directory = write(tmp_path, "awq", {}, group_size=48)
+    named = "config.json: quantized weights don't fit the model: q_proj: its 64 inputs are no "
+    with pytest.raises(ModelLoadError, match=named + "multiple of groups of 48"):
+        ModelConfig.from_directory(directory)
+
+
+def test_nodes_are_read_as_matrices():
+    node = {"weight": jnp.array([[0x21, 0xF8]], jnp.uint8), "scale": jnp.array([0.5])}
+    np.testing.assert_array_equal(dequantize_weight(node, "float32"), [[-3.5, -3, 0, 3.5]])
