@@ -7,6 +7,7 @@ import numpy as np
 
 from jaxinfer.cli.evaluation.texts import Window
 from jaxinfer.evaluation.figures import Evaluation
+from jaxinfer.profiling.figures import aligned, share_text
 
 _COLUMNS = 6
 
@@ -48,23 +49,24 @@ def report_lines(evaluation: Evaluation, windows: Sequence[Window], worst: int) 
     if not evaluation.has_reference:
         yield f"perplexity {evaluation.perplexity:.4f}"
         return
-    change = evaluation.perplexity / evaluation.reference_perplexity - 1
+    ratio = evaluation.perplexity / evaluation.reference_perplexity
     yield (
         f"perplexity {evaluation.perplexity:.4f}, of the reference "
-        f"{evaluation.reference_perplexity:.4f} ({change:+.3%})"
+        f"{evaluation.reference_perplexity:.4f} (ratio {ratio:.5f})"
     )
     kl = kl_values(evaluation)
     yield (
         f"KL(reference || model) in nats a token: mean {kl['mean']:.3g}, median "
         f"{kl['median']:.3g}, 99th percentile {kl['p99']:.3g}, maximum {kl['max']:.3g}"
     )
-    yield f"same most likely token: {evaluation.same_top_share:.3%} of tokens"
-    if worst:
-        yield "\nmost changed texts: mean KL, and the token that changed most"
+    yield f"same most likely token: {share_text(evaluation.same_top_share, 2)} of tokens"
+    yield "\nmost changed texts, and the token of each that changed most"
+    rows = [("mean KL", "token", "text")]
     for index, mean, changed in evaluation.worst_texts(worst):
         window = windows[index]
         at = f"{window.where} from token {window.first}" if window.first > 0 else window.where
-        yield f"  {mean:.3g}  token {window.position(changed)}  {at}: {window.start!r}"
+        rows.append((f"{mean:.3g}", str(window.position(changed)), f"{at}: {window.start!r}"))
+    yield from aligned(rows, left=0, last_left=True)
     if evaluation.layer_errors is None:
         yield "\nlayers are not compared: the models' are not as many, or not as wide"
         return
