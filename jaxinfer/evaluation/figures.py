@@ -30,7 +30,9 @@ class TextFigures:
 
 @dataclass(frozen=True, eq=False)
 class Evaluation:
-    """A model over texts, perhaps beside a reference; without one only its perplexity is known.
+    """A model over texts, perhaps beside a reference.
+
+    Without one its perplexity is known, and what compares both raises ValueError.
 
     Attributes:
         texts: the figures of each text, at least one.
@@ -68,7 +70,7 @@ class Evaluation:
 
     @property
     def has_reference(self) -> bool:
-        """Whether a second model was run; the last three properties need it."""
+        """Whether a second model was run."""
         return self.texts[0].kl is not None
 
     def worst_texts(self, count: int) -> list[tuple[int, float, int]]:
