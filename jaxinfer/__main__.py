@@ -13,6 +13,7 @@ COMMANDS = {
     "bench": "measure a running OpenAI server under load",
     "profile": "say which part of a model takes the time of its steps",
     "convert": "convert a checkpoint between safetensors and Orbax, or from GGUF",
+    "evaluate": "compare a model with another over texts: perplexity, KL, error of each layer",
     "pull": "download a model from the Hugging Face hub into its local cache",
     "list": "list the models in the cache, and the families that run them",
     "rm": "remove a model from the cache",

@@ -7,7 +7,6 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 
 from jaxinfer.checks import check_flag, check_integer, check_real, instead_of_vllm, show
-from jaxinfer.model.quantized.quantization import SCHEMES
 from jaxinfer.sampling_params import FreeLogprobs
 from jaxinfer.speculative_config import SpeculativeConfig
 
@@ -20,6 +19,7 @@ SchedulingPolicy = Literal["fcfs", "priority", "fair"]
 LogprobsMode = Literal["raw_logprobs", "processed_logprobs", "temperature_logprobs"]
 GenerationDefaults = Literal["auto", "vllm"]
 KVCacheDType = Literal["auto", "fp8_e4m3", "int8"]
+QuantizationScheme = Literal["fp8", "int8", "int4", "FP8_DYNAMIC", "W8A8", "W4A16_ASYM"]
 RunnerType = Literal["generate", "pooling"]
 AttentionBackend = Literal["auto", "mosaic", "triton", "numba", "xla"]
 
@@ -44,6 +44,7 @@ _RANGES: Mapping[str, tuple[float, float]] = {
     "device_timeout": (0.0, 1e6),
 }
 """Least and largest values of numbers; fields are stored as plain ones, integers or not as here."""
+QUANTIZATION_SCHEMES = typing.get_args(QuantizationScheme)
 VLLM_DTYPES = {"half": "float16", "float": "float32"}
 VLLM_CACHE_DTYPES = {"fp8": "fp8_e4m3"}
 
@@ -177,7 +178,7 @@ class EngineConfig:
     hf_overrides: Mapping[str, Any] | None = dataclasses.field(default=None, hash=False)
     revision: str | None = None
     dtype: DType = "auto"
-    quantization: str | None = None
+    quantization: QuantizationScheme | None = None
     seed: int = 0
     max_model_len: int | None = None
     max_logprobs: int = MAX_LOGPROBS
@@ -209,10 +210,10 @@ class EngineConfig:
             _check_text(name, getattr(self, name), may_be_empty=name == "compilation_cache_dir")
         _check_overrides(self.hf_overrides)
         object.__setattr__(self, "dtype", _dtype_name(self.dtype))
-        if self.quantization is not None and self.quantization not in SCHEMES:
+        if self.quantization is not None and self.quantization not in QUANTIZATION_SCHEMES:
             raise ValueError(
-                f"quantization must be one of {', '.join(SCHEMES)}, got {self.quantization!r}; a "
-                "quantized checkpoint's own config.json decides: leave it out"
+                f"quantization must be one of {', '.join(QUANTIZATION_SCHEMES)}, got "
+                f"{self.quantization!r}; a quantized checkpoint's config.json decides: leave it out"
             )
         if isinstance(cache := self.kv_cache_dtype, str):
             object.__setattr__(self, "kv_cache_dtype", VLLM_CACHE_DTYPES.get(cache, cache))

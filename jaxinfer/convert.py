@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from jaxinfer.cli.flags.parser import CommandParser
 from jaxinfer.cli.process import OK, end_process, run_command
-from jaxinfer.model.quantized.quantization import SCHEMES
+from jaxinfer.config import QUANTIZATION_SCHEMES
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -41,10 +41,10 @@ def build_parser() -> CommandParser:
     )
     parser.add_argument(
         "--quantize",
-        choices=list(SCHEMES),
+        choices=QUANTIZATION_SCHEMES,
         metavar="SCHEME",
-        help=f"round plain weights, written as compressed-tensors has them: {', '.join(SCHEMES)} "
-        "(default: leave them)",
+        help="round plain weights, written as compressed-tensors has them: "
+        f"{', '.join(QUANTIZATION_SCHEMES)} (default: leave them)",
     )
     parser.add_argument("--revision", help="branch, tag or commit on the hub (default: main)")
     parser.add_argument("-q", "--quiet", action="store_true", help="no progress bar, no summary")

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import jaxinfer
-from jaxinfer import planning
+from jaxinfer import evaluation, planning
 from scripts.docs.hooks import DOCS, GENERATED, without_outside_links
 
 NAVIGATION = (DOCS.parent / "mkdocs.yml").read_text()
@@ -20,10 +20,12 @@ def test_every_public_name_is_on_one_page_of_the_reference():
     )
 
 
-def test_every_name_of_planning_is_on_its_page():
-    page = (DOCS / "api" / "planning.md").read_text()
-    listed = re.findall(r"^::: jaxinfer\.planning\.(\w+)$", page, re.MULTILINE)
-    assert sorted(listed) == sorted(planning.__all__)
+@pytest.mark.parametrize("room", [planning, evaluation], ids=["planning", "evaluation"])
+def test_every_name_of_a_public_room_is_on_its_page(room):
+    name = room.__name__.removeprefix("jaxinfer.")
+    page = (DOCS / "api" / f"{name}.md").read_text()
+    listed = re.findall(rf"^::: jaxinfer\.{name}\.(\w+)$", page, re.MULTILINE)
+    assert sorted(listed) == sorted(room.__all__)
 
 
 def test_every_page_is_in_the_navigation_once():

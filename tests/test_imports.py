@@ -19,7 +19,7 @@ from jaxinfer import __main__
 
 ROOT = Path(jaxinfer.__file__).parent
 COMMANDS = {"generate", "chat", "embed", "bench", "convert", "serve", "launch", "env", "plan"}
-COMMANDS |= {"profile", "pull", "list", "rm"}
+COMMANDS |= {"profile", "pull", "list", "rm", "evaluate"}
 COMMANDS |= {"__main__"}
 ROOMS = (
     "basis",
@@ -33,6 +33,7 @@ ROOMS = (
     "testing",
     "server",
     "integrations",
+    "evaluation",
     "measure",
     "cli",
     "commands",

@@ -24,8 +24,18 @@ _DISK_FULL = ("No space left on device", "Disk quota exceeded")
 _OUT_OF_MEMORY = ("RESOURCE_EXHAUSTED", "out of memory", "Out of memory", "OUT_OF_MEMORY")
 
 
-def run_command(name: str, body: Callable[[], int]) -> int:
+_MEMORY_ADVICE = (
+    "lower --gpu-memory-utilization, --max-model-len or --max-num-seqs, or take a smaller --dtype"
+)
+
+
+def run_command(name: str, body: Callable[[], int], *, memory_advice: str = _MEMORY_ADVICE) -> int:
     """Run a command's body and turn its exceptions into one line and an exit status.
+
+    Args:
+        name: of the command.
+        body: returns its status.
+        memory_advice: what to do where memory runs out.
 
     Returns:
         The body's status; 1 after a user's error (one line on stderr), 130 after Ctrl-C, 141 when
@@ -52,10 +62,10 @@ def run_command(name: str, body: Callable[[], int]) -> int:
         _discard_stdout()
         return PIPE_CLOSED
     except MemoryError:
-        print_error(name, f"out of host memory; {_MEMORY_ADVICE}")
+        print_error(name, f"out of host memory; {memory_advice}")
         return FAILED
     except (ValueError, OSError, ImportError, RuntimeError) as error:
-        message = user_message(error)
+        message = user_message(error, memory_advice)
         if message is None:
             raise
         print_error(name, message)
@@ -76,12 +86,7 @@ def _open_standard_streams() -> None:
             os.open(os.devnull, os.O_RDWR)  # takes the lowest number, and those before are open
 
 
-_MEMORY_ADVICE = (
-    "lower --gpu-memory-utilization, --max-model-len or --max-num-seqs, or take a smaller --dtype"
-)
-
-
-def user_message(error: Exception) -> str | None:
+def user_message(error: Exception, memory_advice: str = _MEMORY_ADVICE) -> str | None:
     """The one-line message for a user's error, or None if the error is a bug.
 
     The library reports a user's mistake as a ValueError, an OSError or one of
@@ -96,7 +101,7 @@ def user_message(error: Exception) -> str | None:
     if "os_error_code" in text:  # TensorStore, about a file
         return _shorten(text)
     if any(words in text for words in _OUT_OF_MEMORY):
-        return f"out of device memory; {_MEMORY_ADVICE} ({_shorten(text)})"
+        return f"out of device memory; {memory_advice} ({_shorten(text)})"
     if isinstance(error, JaxinferError | ValueError):
         return text or type(error).__name__
     if isinstance(error, OSError):

@@ -62,11 +62,12 @@ class QuantizedLinear:
 
     def of_outputs(self, select: Callable[[jax.Array], jax.Array]) -> "QuantizedLinear":
         """The projection to the outputs that `select` takes from an array ``[O, ...]``."""
-        if select is xla.every_output:
-            return self
+        weight = select(self.weight)
+        if weight is self.weight:
+            return self  # with its blocks
         scale = jnp.repeat(self.scale, self.shape[0] // self.scale.shape[0], axis=0)
         zero = None if self.zero is None else select(self.zero)
-        return replace(self, weight=select(self.weight), scale=select(scale), zero=zero)
+        return replace(self, weight=weight, scale=select(scale), zero=zero)
 
     def product(
         self, x: Float[Array, "*batch I"], dtype: jax.typing.DTypeLike

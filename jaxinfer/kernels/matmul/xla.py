@@ -31,11 +31,6 @@ def contract(
     )
 
 
-def every_output(leaf: jax.Array) -> jax.Array:
-    """Selects all outputs of a projection: itself, which formats of weights recognise."""
-    return leaf
-
-
 def precision(dtype: jax.typing.DTypeLike) -> jax.lax.Precision | None:
     """Float32 means float32: GPUs would otherwise use TF32. A precision the caller set wins."""
     exact = dtype == jnp.float32 and jax.config.jax_default_matmul_precision is None

@@ -28,7 +28,6 @@ from jaxinfer.kernels.matmul.op import (
     project_add,
     project_sum_add,
 )
-from jaxinfer.kernels.matmul.xla import every_output
 from jaxinfer.kernels.norms.xla import rms_norm
 from jaxinfer.kernels.policy import XLA, Kernels
 from jaxinfer.kernels.rounding import rounded_add
@@ -175,7 +174,7 @@ def project_qkv(
     """
     config = context.config
     own_kv = own_kv_head(attention, config, context.axis)
-    own = {"q_proj": every_output, "k_proj": own_kv, "v_proj": own_kv}
+    own = {"q_proj": lambda weight: weight, "k_proj": own_kv, "v_proj": own_kv}
     form, eps, kernels = config.quantization, config.rms_norm_eps, context.kernels
     linears = [linear_of(attention, name, form).of_outputs(own[name]) for name in own]
     residual, projected = norm_project(residual, norm, linears, eps=eps, kernels=kernels)
@@ -295,7 +294,7 @@ def own_kv_head(
     that its query heads belong to.
     """
     if axis is None or config.num_key_value_heads >= axis.size:
-        return every_output
+        return lambda weight: weight
     local_heads = linear_of(attention, "q_proj").shape[0] // config.head_dim
     group = config.num_attention_heads // config.num_key_value_heads
     start = axis.index() * local_heads // group * config.head_dim

@@ -12,7 +12,6 @@ from jaxtyping import Array, Float
 
 from jaxinfer.kernels.collectives.tensor_axis import TensorAxis
 from jaxinfer.kernels.matmul.op import ResidualStream, linear_of, project
-from jaxinfer.kernels.matmul.xla import every_output
 from jaxinfer.kernels.rounding import narrow, rounded, rounded_add
 from jaxinfer.model.layers.context import Heads, LayerContext, Params
 from jaxinfer.model.layers.decoder import own_kv_head
@@ -67,7 +66,7 @@ def _heads(attention: Params, x: jax.Array, context: LayerContext) -> Heads:
     """The heads of this device, normalised; their rotation is still to come."""
     config, axis = context.config, context.axis
     own_kv = own_kv_head(attention, config, axis)
-    own = {"q": every_output, "k": own_kv, "v": own_kv}
+    own = {"q": lambda weight: weight, "k": own_kv, "v": own_kv}
     heads = []
     for name, select in own.items():
         linear = linear_of(attention, f"{name}_proj", config.quantization).of_outputs(select)

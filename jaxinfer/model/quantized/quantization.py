@@ -11,6 +11,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, NamedTuple
 
 from jaxinfer.checks import show
+from jaxinfer.config import QuantizationScheme
 from jaxinfer.model.layer_kind import ATTENTION_PROJECTIONS, MLP_PROJECTIONS
 
 WEIGHT, SCALE, ZERO, GROUP, INPUT_SCALE = NODE = ("weight", "scale", "zero", "group", "input_scale")
@@ -106,9 +107,10 @@ class Quantization:
         Raises:
             ValueError: there is none of this name; lists them.
         """
-        if name not in SCHEMES:
-            raise ValueError(f"quantization must be one of {', '.join(SCHEMES)}, got {show(name)}")
-        return replace(SCHEMES[name], ignore=tuple(ignore))
+        for known, form in SCHEMES.items():
+            if known == name:
+                return replace(form, ignore=tuple(ignore))
+        raise ValueError(f"quantization must be one of {', '.join(SCHEMES)}, got {show(name)}")
 
     @classmethod
     def from_values(cls, values: Mapping[str, Any]) -> "Quantization":
@@ -184,7 +186,7 @@ class Quantization:
         return replace(self, stored=_FORMATS[self.codes], one_scale=False)
 
 
-SCHEMES: Mapping[str, Quantization] = {
+SCHEMES: Mapping[QuantizationScheme, Quantization] = {
     "fp8": Quantization("fp8", (128, 128), inputs="group"),
     "int8": Quantization("int8"),
     "int4": Quantization("int4", (1, 128)),

@@ -1,7 +1,7 @@
 """The colours of a step's parts, on the device and on the host."""
 
 from jaxinfer.profiling.parts import HOST_SPANS, OTHER, PARTS
-from scripts.docs.pictures.svg import Palette
+from jaxinfer.profiling.svg import Palette
 
 _NAMES = (*PARTS, OTHER, *HOST_SPANS)
 

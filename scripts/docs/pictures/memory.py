@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 
 from jaxinfer.profiling.memory.holdings import OWNERS, MemoryPhase
 from jaxinfer.profiling.memory.text import bytes_text, unit_of
-from scripts.docs.pictures.svg import Palette, picture, text
+from jaxinfer.profiling.svg import Palette, picture, text
 from scripts.measurements.memory_recording import MemorySample
 
 _COLOURS = Palette(

@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 from jaxinfer.profiling.report import ProfileReport
 from jaxinfer.profiling.rows import Peak, WorkRow
+from jaxinfer.profiling.svg import picture, text
 from scripts.docs.pictures.colours import PART_COLOURS, colour_class
-from scripts.docs.pictures.svg import picture, text
 
 _LEFT, _TOP, _WIDTH, _HEIGHT, _GAP = 104, 58, 330, 250, 124
 _RADIUS = 5

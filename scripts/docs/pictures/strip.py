@@ -7,9 +7,9 @@ from jaxinfer.profiling.device_steps import DeviceStep
 from jaxinfer.profiling.parts import HOST_SPANS, OTHER, PARTS
 from jaxinfer.profiling.reading import Recording
 from jaxinfer.profiling.report import ProfileReport
+from jaxinfer.profiling.svg import picture, text
 from jaxinfer.profiling.trace.xplane import Span
 from scripts.docs.pictures.colours import PART_COLOURS, colour_class
-from scripts.docs.pictures.svg import picture, text
 
 _LEFT, _WIDTH, _RIGHT = 64, 720, 16
 _TOP, _LANE, _PITCH = 62, 34, 52

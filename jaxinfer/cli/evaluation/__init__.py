@@ -1,0 +1,1 @@
+"""What `jaxinfer evaluate` reads and prints."""

@@ -1,0 +1,231 @@
+"""`jaxinfer evaluate`: a model's perplexity, and how far it is from another with its vocabulary."""
+
+import json
+import re
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from jaxinfer.cli.flags.parser import CommandParser, positive_integer
+from jaxinfer.cli.process import OK, end_process, run_command
+
+if TYPE_CHECKING:
+    import argparse
+
+    from jaxinfer.cli.evaluation.texts import Window
+    from jaxinfer.evaluation import Evaluation, Model
+    from jaxinfer.model.config import ModelConfig
+
+_BUNDLED = "bundled"
+_MAX_TOKENS, _WORST = 512, 3
+_INDEX = re.compile(r"texts\[(\d+)\]")
+_ADVICE = (
+    "both models are on one device; lower --max-tokens, take a smaller --dtype, or a larger device"
+)
+_EXAMPLES = """examples:
+  jaxinfer evaluate ./Qwen3-8B-w8a16 --against Qwen/Qwen3-8B --text wiki.txt
+  jaxinfer evaluate ./Qwen3-8B-w8a16 --against Qwen/Qwen3-8B --text chats.jsonl wiki.txt \\
+    --max-texts 64 --plot layers.svg --json figures.json
+  jaxinfer evaluate Qwen/Qwen3-0.6B --text wiki.txt"""
+
+
+def build_parser() -> CommandParser:
+    """The flags of `jaxinfer evaluate`."""
+    parser = CommandParser(
+        "evaluate",
+        "Measure a model's perplexity over given texts and, against a reference with the same "
+        "vocabulary, KL divergence, equal likeliest tokens and the error of each layer. Both "
+        "models are held at once, on the default device.",
+        _EXAMPLES,
+    )
+    name = f'directory or hub id, or "{_BUNDLED}" for the bundled model'
+    parser.add_argument("model", help=f"the model to judge: {name}")
+    parser.add_argument(
+        "--against",
+        metavar="REFERENCE",
+        help="the model that it is compared with (default: none, perplexity alone)",
+    )
+    parser.add_argument(
+        "--text",
+        required=True,
+        nargs="+",
+        action="extend",
+        metavar="FILE",
+        help='files of text: .jsonl with a string or {"text": ...} or {"prompt": ...} a line; any '
+        'other is one text ("-" reads standard input) (default: none; it must be given)',
+    )
+    parser.add_argument(
+        "--max-tokens",
+        type=positive_integer,
+        metavar="N",
+        help="tokens at once; longer texts are cut into windows of so many, each read without what "
+        f"stands before it (default: {_MAX_TOKENS}, or the models' context)",
+    )
+    parser.add_argument(
+        "--max-texts",
+        type=positive_integer,
+        metavar="N",
+        help="read only the first N windows of the texts (default: all)",
+    )
+    parser.add_argument(
+        "--dtype",
+        choices=["auto", "float32", "bfloat16"],
+        default="auto",
+        help="to compute in (default: auto, each model's own)",
+    )
+    parser.add_argument("--json", metavar="FILE", help="write all figures to a file (default: no)")
+    parser.add_argument(
+        "--plot",
+        metavar="FILE.svg",
+        help="write a chart of the layers' errors to a file (default: no)",
+    )
+    parser.add_argument(
+        "--worst",
+        type=positive_integer,
+        metavar="K",
+        help=f"texts to list, the most changed first (default: {_WORST})",
+    )
+    parser.add_argument("-q", "--quiet", action="store_true", help="no progress bars")
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command; returns its exit status."""
+    parser = build_parser()
+    arguments = parser.parse_args(argv)
+    for flag in ("plot", "worst"):
+        if arguments.against is None and getattr(arguments, flag) is not None:
+            parser.error(f"--{flag} compares two models; give the other one as --against")
+    if arguments.plot is not None and Path(arguments.plot).suffix != ".svg":
+        parser.error(f"--plot must end in .svg, got {arguments.plot}")
+    return run_command("evaluate", lambda: _run(arguments), memory_advice=_ADVICE)
+
+
+def _run(arguments: "argparse.Namespace") -> int:
+    for file in filter(None, (arguments.json, arguments.plot)):
+        if Path(file).is_dir():
+            raise ValueError(f"{file}: is a directory; give a file to write")
+        if not Path(file).parent.is_dir():
+            raise ValueError(f"{file}: can't be written: {Path(file).parent} is no directory")
+    names = [name for name in (arguments.model, arguments.against) if name is not None]
+    directories = [_directory(name) for name in names]
+    configs = _configs(directories)
+    windows, max_tokens = _windows(arguments, directories, configs)
+    # With factors for texts of this length, where a model has several.
+    configs = [config.for_context(max_tokens) for config in configs]
+    dtypes = [arguments.dtype if arguments.dtype != "auto" else each.dtype for each in configs]
+    evaluation = _evaluate(directories, configs, dtypes, windows, arguments)
+    # Behind start_platform, since it imports JAX.
+    from jaxinfer.cli.evaluation.report import evaluation_values, report_lines
+
+    about = {"model": arguments.model, "reference": arguments.against, "dtypes": dtypes}
+    for what, name, dtype in zip(("model", "reference"), names, dtypes, strict=False):
+        print(f"{what} {name}, computed in {dtype}")
+    print("\n".join(report_lines(evaluation, windows, arguments.worst or _WORST)))
+    if arguments.json is not None:
+        values = evaluation_values(evaluation, windows, about | {"max_tokens": max_tokens})
+        Path(arguments.json).write_text(json.dumps(values, indent=2, ensure_ascii=False) + "\n")
+    if arguments.plot is not None:
+        _plot(arguments, evaluation)
+    return OK
+
+
+def _directory(name: str) -> Path:
+    from jaxinfer.model.checkpoint.hub import resolve_model
+
+    return resolve_model(None if name == _BUNDLED else name)
+
+
+def _configs(directories: Sequence[Path]) -> "list[ModelConfig]":
+    from jaxinfer.errors import ModelLoadError
+    from jaxinfer.model.config import ModelConfig
+
+    configs = [ModelConfig.from_directory(each) for each in directories]
+    first, *others = [each.vocab_size for each in configs]
+    if others and others[0] != first:
+        raise ModelLoadError(
+            f"{directories[0]}: vocab_size is {first}, {directories[1]} has {others[0]}; compare "
+            "models with one vocabulary"
+        )
+    return configs
+
+
+def _windows(
+    arguments: "argparse.Namespace", directories: Sequence[Path], configs: "list[ModelConfig]"
+) -> "tuple[list[Window], int]":
+    """The windows of all texts, and the most tokens that one may have."""
+    from jaxinfer.cli.evaluation.texts import read_windows
+    from jaxinfer.model.text.tokenizer import Tokenizer
+
+    context = min(config.max_context_length for config in configs)
+    max_tokens = arguments.max_tokens or min(_MAX_TOKENS, context)
+    if not 2 <= max_tokens <= context:
+        raise ValueError(
+            f"--max-tokens must be from 2 to {context}, the models' context, got {max_tokens}"
+        )
+    tokenizers = [Tokenizer.from_directory(each) for each in directories]
+    windows = read_windows(
+        arguments.text, tokenizers[0], tokenizers[-1], max_tokens, arguments.max_texts
+    )
+    largest = max(max(window.token_ids) for window in windows)
+    if largest >= configs[0].vocab_size:
+        raise ValueError(
+            f"{directories[0]}: its tokenizer makes token {largest}, but config.json's vocab_size "
+            f"is {configs[0].vocab_size}; take the tokenizer files that the model came with"
+        )
+    return windows, max_tokens
+
+
+def _evaluate(
+    directories: Sequence[Path],
+    configs: "list[ModelConfig]",
+    dtypes: Sequence[str],
+    windows: "Sequence[Window]",
+    arguments: "argparse.Namespace",
+) -> "Evaluation":
+    """Load the models, and run them over the windows."""
+    from jaxinfer.cli.platform import start_platform
+
+    start_platform()
+    from jaxinfer.evaluation import compare
+    from jaxinfer.progress import ProgressBar
+    from jaxinfer.serving.compile.cache.persistent_cache import persistent_cache
+
+    shown = not arguments.quiet
+    with persistent_cache(None):
+        models = [
+            _load(*each, shown=shown) for each in zip(directories, configs, dtypes, strict=True)
+        ]
+        reference = models[1] if len(models) == 2 else None
+        texts = [window.token_ids for window in windows]
+        with ProgressBar(len(texts), "Evaluating", enabled=shown, unit="text") as bar:
+            try:
+                return compare(models[0], reference, texts, bar.update)
+            except ValueError as error:
+                named = _INDEX.sub(lambda found: windows[int(found[1])].where, str(error))
+                raise ValueError(named) from None
+
+
+def _load(directory: Path, config: "ModelConfig", dtype: str, *, shown: bool) -> "Model":
+    from jaxinfer.evaluation import Model
+    from jaxinfer.model.checkpoint.weights import load_params
+    from jaxinfer.progress import ProgressBar
+
+    with ProgressBar(None, "Loading", enabled=shown, unit="B", unit_scale=True) as bar:
+        return Model(config, load_params(directory, config, dtype, progress=bar.advance_to))
+
+
+def _plot(arguments: "argparse.Namespace", evaluation: "Evaluation") -> None:
+    from jaxinfer.evaluation.chart import layer_chart
+
+    if evaluation.layer_errors is None:
+        raise ValueError(
+            f"{arguments.plot}: not written, since the models' layers can't be compared"
+        )
+    title = f"{Path(arguments.model).name} against {Path(arguments.against).name}"
+    Path(arguments.plot).write_text(layer_chart(evaluation.layer_errors, title))
+
+
+if __name__ == "__main__":
+    end_process(main(sys.argv[1:]))

@@ -1,0 +1,125 @@
+"""Runs one model or two over token ids, a text at a time, and gathers each token's figures."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxinfer.evaluation.figures import Evaluation, TextFigures
+from jaxinfer.evaluation.programs import (
+    Streams,
+    divergences,
+    log_probabilities,
+    nlls,
+    squared_norms,
+    text_states,
+)
+from jaxinfer.model.architecture import architecture_of
+from jaxinfer.model.config import ModelConfig
+from jaxinfer.model.layers.context import Params
+
+_LEAST_LENGTH = 16
+_CHUNK_ELEMENTS = 1 << 25
+"""Log-probabilities of a model that are in memory at once, unless 16 tokens have more."""
+
+
+@dataclass(frozen=True, eq=False)
+class Model:
+    """What computes logits.
+
+    Attributes:
+        config: its shape.
+        params: tree as of `abstract_params`, computed in the dtype of its norms.
+    """
+
+    config: ModelConfig
+    params: Params
+
+
+def compare(
+    model: Model,
+    reference: Model | None,
+    texts: Sequence[Sequence[int]],
+    progress: Callable[[], Any] = lambda: None,
+) -> Evaluation:
+    """How far a model is from another over given texts, and how well each predicts them.
+
+    Every token but a text's first is predicted from those before it. A text is padded to a power of
+    two, and programs are compiled for each such length. Beside both models' parameters the devices
+    hold the residual streams of one text, ``[L, T, E]`` of each model, and logits of a few tokens.
+
+    Args:
+        model: the model to judge.
+        reference: what it is compared with; None for the model's perplexity alone.
+        texts: ids in [0, V), at least two of each text.
+        progress: called after each text.
+
+    Returns:
+        Figures of each token, in the order of the texts; `Evaluation.layer_errors` is None without
+        a reference, and where both models' layers are not as many, or not as wide.
+
+    Raises:
+        ValueError: the vocabularies differ in size, there is no text, one is too short or has
+            another id, or a model's logits are not finite.
+    """
+    models = [model] if reference is None else [model, reference]
+    sizes = [each.config.vocab_size for each in models]
+    if len({*sizes}) > 1:
+        raise ValueError(f"vocab_size is {sizes[0]}, the reference's {sizes[1]}; they must be one")
+    if not texts:
+        raise ValueError("there is no text")
+    for index, token_ids in enumerate(texts):
+        if len(token_ids) < 2:
+            raise ValueError(f"texts[{index}] has {len(token_ids)} tokens; it needs at least 2")
+        if not 0 <= min(token_ids) <= max(token_ids) < sizes[0]:
+            raise ValueError(f"texts[{index}] has ids outside of [0, {sizes[0]})")
+    shapes = {(each.config.num_hidden_layers, each.config.hidden_size) for each in models}
+    figures, norms = [], []
+    for index, token_ids in enumerate(texts):
+        streams, rows = _read(models, token_ids)
+        try:
+            figures.append(TextFigures(*rows))
+        except ValueError as error:
+            raise ValueError(f"texts[{index}]: {error}") from None
+        if len(models) == 2 and len(shapes) == 1:
+            squares = jax.device_get(squared_norms(*streams))
+            norms.append([each[:, : len(token_ids)].sum(1, np.float64) for each in squares])
+        progress()
+    if not norms:
+        return Evaluation(tuple(figures))
+    difference, whole = np.sum(norms, axis=0)
+    return Evaluation(tuple(figures), tuple(np.sqrt(difference / whole).tolist()))
+
+
+def _read(
+    models: Sequence[Model], token_ids: Sequence[int]
+) -> tuple[list[Streams], list[np.ndarray]]:
+    """The padded residual streams of each model, and the fields of `TextFigures` for a text."""
+    length = 1 << (max(len(token_ids), _LEAST_LENGTH) - 1).bit_length()
+    padded = np.zeros(length + 1, np.int32)
+    padded[: len(token_ids)] = token_ids
+    states = [text_states(each.params, each.config, jnp.asarray(padded[:-1])) for each in models]
+    heads = [architecture_of(each.config).head_params(each.params) for each in models]
+    count = min(length, _chunk(models[0].config.vocab_size))
+    chunks: list[list[jax.Array]] = []
+    for start in range(0, len(token_ids) - 1, count):
+        log_probs = [
+            log_probabilities(head, each.config, hidden, jnp.int32(start), count)
+            for each, head, (_, hidden) in zip(models, heads, states, strict=True)
+        ]
+        following = jnp.asarray(padded[start + 1 : start + 1 + count])
+        chunks.append([nlls(each, following) for each in log_probs])
+        if len(models) == 2:
+            chunks[-1] += divergences(*log_probs)
+    rows = [np.concatenate(each) for each in zip(*jax.device_get(chunks), strict=True)]
+    rows = [row.astype(np.float64) if row.dtype != bool else row for row in rows]
+    return [streams for streams, _ in states], [row[: len(token_ids) - 1] for row in rows]
+
+
+def _chunk(vocab_size: int) -> int:
+    """Tokens whose logits are computed at once: a power of two, so that it divides a length."""
+    fitting = max(_LEAST_LENGTH, _CHUNK_ELEMENTS // vocab_size)
+    return 1 << (fitting.bit_length() - 1)
