@@ -17,8 +17,9 @@ from jaxinfer.kernels.matmul import xla
 from jaxinfer.kernels.rounding import narrow
 
 InputScaling = Literal["token", "group", "tensor"]
-"""What shares a scale where a product's inputs are quantized, too: the values of a token, a group
-of them as long as the weight's blocks, or all there will ever be, by a scale of the checkpoint."""
+"""What shares a scale where a product's inputs are quantized, too: the values of a token on one
+device, a group of them as long as the weight's blocks, or all there will ever be, by a scale of the
+checkpoint."""
 
 
 @runtime_checkable
