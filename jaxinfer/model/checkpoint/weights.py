@@ -3,7 +3,9 @@
 import functools
 import json
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
@@ -34,6 +36,8 @@ from jaxinfer.model.sharding import ShardingRules
 Progress = Callable[[int, int], None]
 _MAX_SHARD_BYTES = 5 * 10**9
 _ALIGNMENT = 64
+_AHEAD = 4
+"""Leaves that the host makes while another is sent: repacking takes longer than sending."""
 
 
 def load_params(
@@ -49,7 +53,8 @@ def load_params(
 
     Names, shapes and dtypes are checked against ``config`` from the files' headers before memory
     is taken. Files are memory-mapped and each device is sent only its slice, so the host holds at
-    most one leaf of its own at a time. Of several processes each reads only what its devices need.
+    most a few leaves of its own at a time. Of several processes each reads only what its devices
+    need.
 
     Args:
         directory: holds safetensors (one file or shards with an index) or an Orbax checkpoint.
@@ -114,8 +119,9 @@ def read_leaves(
     total = sum(each.num_bytes for each in {each for own in sources.values() for each in own})
     read: set[TensorEntry] = set()
     leaves, sound = {}, {}
-    for path, leaf in described.items():
-        array = _to_devices(plan[path], sources[path], leaf)
+    makers = [functools.partial(_made, plan[path], sources[path]) for path in described]
+    for (path, leaf), found in zip(described.items(), _ahead(makers), strict=True):
+        array = _to_devices(plan[path], sources[path], found, leaf)
         sound[path] = are_sound(path, array)
         leaves |= {path: array} if quantize is None else quantize(path, array)
         read.update(sources[path])
@@ -251,14 +257,33 @@ def _quantizing(form: Quantization, shardings: tuple[tuple[str, Any], ...]) -> A
     return jax.jit(lambda weight: quantize_weight(weight, form), out_shardings=dict(shardings))
 
 
-def _to_devices(
-    source: Source, entries: Sequence[TensorEntry], leaf: jax.ShapeDtypeStruct
-) -> jax.Array:
-    """Send one leaf to its devices and wait, so that host copies don't pile up."""
+def _made(source: Source, entries: Sequence[TensorEntry]) -> np.ndarray:
+    """A leaf on the host: mostly a view of its file."""
     try:
-        found = source.made_of([entry.mapped() for entry in entries])
+        return source.made_of([entry.mapped() for entry in entries])
     except ModelLoadError as error:
         raise ModelLoadError(f"{entries[0].file}: {error}") from None
+
+
+def _ahead[Made](makers: Iterable[Callable[[], Made]]) -> Iterator[Made]:
+    """What makers return, in order; threads are at work on a few behind the one that is yielded."""
+    with ThreadPoolExecutor(_AHEAD) as pool:
+        waiting: deque[Future[Made]] = deque()
+        for make in makers:
+            waiting.append(pool.submit(make))
+            if len(waiting) > _AHEAD:
+                yield waiting.popleft().result()
+        while waiting:
+            yield waiting.popleft().result()
+
+
+def _to_devices(
+    source: Source,
+    entries: Sequence[TensorEntry],
+    found: np.ndarray,
+    leaf: jax.ShapeDtypeStruct,
+) -> jax.Array:
+    """Send one leaf to its devices and wait, so that host copies don't pile up."""
     if found.shape != leaf.shape:
         names = ", ".join(each.name for each in source.tensors)
         raise ModelLoadError(f"{entries[0].file}: {names} became {found.shape}, not {leaf.shape}")

@@ -56,8 +56,15 @@ def awq_codes(words: np.ndarray) -> np.ndarray:
 
 def awq_weight(words: np.ndarray) -> np.ndarray:
     """Bytes ``[O, I / 2]`` of AutoAWQ's weight, int32 ``[I, O / 8]``."""
-    codes = awq_codes(words)
-    return np.ascontiguousarray((codes[0::2] | codes[1::2] << 4).T)
+    inputs, eighths = words.shape
+    # Whole words are transposed first: every pass that follows reads and writes along inputs.
+    nibbles = bytes_of(np.ascontiguousarray(words.T)).reshape(eighths, inputs // 2, 2, 4)
+    packed = np.empty((eighths, 8, inputs // 2), np.uint8)
+    for byte in range(4):
+        even, odd = nibbles[:, :, 0, byte], nibbles[:, :, 1, byte]
+        packed[:, _AWQ_ORDER[2 * byte]] = even & 15 | odd << 4
+        packed[:, _AWQ_ORDER[2 * byte + 1]] = even >> 4 | odd & 240
+    return packed.reshape(8 * eighths, inputs // 2)
 
 
 def gptq_weight(words: np.ndarray) -> np.ndarray:
