@@ -15,6 +15,7 @@ from jaxinfer.model.quantized.params import quantize_weight
 from jaxinfer.model.quantized.quantization import SCALE
 from jaxinfer.model.sharding import ShardingRules
 from jaxinfer.rollouts.mapping import ParamsMapping
+from jaxinfer.rollouts.quantized_leaf import QuantizedLeaf, taken
 from jaxinfer.rollouts.sources import Assignment
 from jaxinfer.rollouts.targets import Target, targets_of
 from jaxinfer.rollouts.trees import Leaves, leaves_by_path, nested
@@ -121,6 +122,8 @@ def _described(leaf: Any) -> str:
 
 def _lies_on(leaf: Any, devices: tuple[Any, ...]) -> bool:
     """True if a program on these devices takes an array as it is: host memory, or in this order."""
+    if isinstance(leaf, QuantizedLeaf):
+        return all(_lies_on(each, devices) for each in leaf if each is not None)
     if not isinstance(leaf, jax.Array):
         return True
     if isinstance(leaf.sharding, NamedSharding) and isinstance(leaf.sharding.mesh, Mesh):
@@ -174,14 +177,20 @@ def _empty(targets: tuple[Target, ...]) -> Any:
     return jax.jit(zeros, out_shardings=[target.shardings for target in targets])
 
 
-def _converted(leaf: jax.Array, each: Assignment, target: Target) -> Any:
-    if each.axis is not None:
-        leaf = jax.lax.index_in_dim(leaf, each.layer, each.axis, keepdims=False)
-    if each.source.transpose is not None:
-        leaf = leaf.transpose(each.source.transpose)
+def _converted(leaf: Any, each: Assignment, target: Target) -> Any:
+    if isinstance(leaf, QuantizedLeaf):
+        return taken(QuantizedLeaf(*(x if x is None else _laid(x, each) for x in leaf)), target)
+    leaf = _laid(leaf, each)
     if each.source.part is not None:
         leaf = jax.lax.slice_in_dim(leaf, *each.source.part)
     leaf = leaf.reshape(target.shape)
     if each.source.scale is not None:
         leaf = leaf.astype(jnp.float32) * jnp.float32(each.source.scale)
     return leaf.astype(target.dtype) if target.form is None else quantize_weight(leaf, target.form)
+
+
+def _laid(leaf: jax.Array, each: Assignment) -> jax.Array:
+    """A layer's array with its dimensions in the engine's order."""
+    if each.axis is not None:
+        leaf = jax.lax.index_in_dim(leaf, each.layer, each.axis, keepdims=False)
+    return leaf if each.source.transpose is None else leaf.transpose(each.source.transpose)

@@ -10,6 +10,7 @@ from jaxinfer.model.architecture import abstract_params
 from jaxinfer.model.config import ModelConfig
 from jaxinfer.model.families.table import family_of
 from jaxinfer.model.quantized.quantization import is_scale
+from jaxinfer.rollouts.quantized_leaf import QuantizedLeaf
 from jaxinfer.rollouts.sources import (
     LAYER,
     Assignment,
@@ -190,11 +191,13 @@ def check_mapping(mapping: Any) -> None:
 
 
 def quantizing_mapping(leaves: Leaves, config: ModelConfig) -> ParamsMapping | None:
-    """What makes a quantized engine's parameters of plain ones with its own names.
+    """What makes an engine's parameters of a tree with its names whose weights are of another form.
 
-    None where there is nothing to be quantized: the engine holds plain weights, or the leaves, from
-    `leaves_by_path`, are integers and scales.
+    None where nothing is to be quantized or taken from a `QuantizedLeaf`: the leaves, from
+    `leaves_by_path`, are plain as the engine's, or nodes of codes and scales.
     """
+    if any(isinstance(leaf, QuantizedLeaf) for leaf in leaves.values()):
+        return ParamsMapping.hugging_face(config)
     if config.quantization is None or any(map(is_scale, leaves)):
         return None
     return ParamsMapping.hugging_face(config)

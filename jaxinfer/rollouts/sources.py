@@ -4,9 +4,10 @@ import difflib
 import itertools
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
+from jaxinfer.rollouts.quantized_leaf import QuantizedLeaf, check_taken
 from jaxinfer.rollouts.targets import Target
 from jaxinfer.rollouts.trees import Leaves, canonical
 
@@ -76,6 +77,16 @@ def check_source(each: Assignment, leaves: Leaves, like: Target) -> None:
         raise ValueError(
             f"params[{each.path}], {tuple(shape)}, {what} {each.target}, {tuple(like.shape)}"
         )
+    if isinstance(leaf, QuantizedLeaf):
+        _check_quantized(each, leaf, like)
+
+
+def _check_quantized(each: Assignment, leaf: QuantizedLeaf, like: Target) -> None:
+    if each.source.part is not None or each.source.scale is not None:
+        raise ValueError(f"params[{each.path}] is quantized; the mapping can't cut or scale it")
+    as_it_is = each._replace(source=replace(each.source, reshape=False))
+    codes, scale = (_shape(as_it_is, tuple(array.shape), ()) for array in (leaf.qvalue, leaf.scale))
+    check_taken(each.path, leaf, (codes or (), scale or ()), like)
 
 
 def without_layer(path: str) -> str:

@@ -7,6 +7,7 @@ import jax
 import numpy as np
 
 from jaxinfer.model.quantized.quantization import NODE, SCALE
+from jaxinfer.rollouts.quantized_leaf import gathered
 
 Leaves = dict[str, Any]
 """Arrays by canonical path, in the order of the tree."""
@@ -25,7 +26,7 @@ def leaves_by_path(tree: Any) -> Leaves:
 
     Returns:
         Leaves by `canonical` path, such as ``model.layers.0.self_attn.q_proj``; the arrays of
-        a quantized weight keep their names.
+        a quantized weight keep their names, and a `QArray` of qwix is one `QuantizedLeaf`.
 
     Raises:
         TypeError: it is no tree at all.
@@ -45,7 +46,7 @@ def leaves_by_path(tree: Any) -> Leaves:
         if path in found:
             raise ValueError(f"params have {path} twice, as {'.'.join(parts)} and in other words")
         found[path] = leaf
-    return found
+    return gathered(found)
 
 
 def nested(leaves: Mapping[str, Any]) -> dict[str, Any]:
