@@ -15,8 +15,9 @@ from jaxinfer.model.quantized.params import quantize_weight
 from jaxinfer.model.quantized.quantization import SCALE
 from jaxinfer.model.sharding import ShardingRules
 from jaxinfer.rollouts.mapping import ParamsMapping
-from jaxinfer.rollouts.quantized_leaf import QuantizedLeaf, taken
+from jaxinfer.rollouts.quantized_leaf import QuantizedLeaf
 from jaxinfer.rollouts.sources import Assignment
+from jaxinfer.rollouts.taking import taken
 from jaxinfer.rollouts.targets import Target, targets_of
 from jaxinfer.rollouts.trees import Leaves, leaves_by_path, nested
 

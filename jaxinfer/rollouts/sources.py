@@ -7,7 +7,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from jaxinfer.rollouts.quantized_leaf import QuantizedLeaf, check_taken
+from jaxinfer.rollouts.quantized_leaf import QuantizedLeaf
+from jaxinfer.rollouts.taking import check_taken
 from jaxinfer.rollouts.targets import Target
 from jaxinfer.rollouts.trees import Leaves, canonical
 

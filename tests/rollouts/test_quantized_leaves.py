@@ -14,8 +14,9 @@ from jaxinfer.model.checkpoint.parameter_names import flatten, unflatten
 from jaxinfer.model.quantized.params import dequantize_weight
 from jaxinfer.model.quantized.quantization import Quantization
 from jaxinfer.rollouts.conversion import MappedParams
-from jaxinfer.rollouts.quantized_leaf import QuantizedLeaf, _tiles
+from jaxinfer.rollouts.quantized_leaf import QuantizedLeaf
 from jaxinfer.rollouts.sources import ParamSource
+from jaxinfer.rollouts.taking import _tiles
 from jaxinfer.rollouts.trees import leaves_by_path
 from tests.model import tiny
 from tests.rollouts import trainers
