@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 
 from jaxinfer.cli.flags.parser import CommandParser, positive_integer
 from jaxinfer.cli.process import OK, end_process, run_command
+from jaxinfer.config import QUANTIZATION_SCHEMES
+from jaxinfer.model.quantized.quantization import with_scheme
 
 if TYPE_CHECKING:
     import argparse
@@ -27,6 +29,7 @@ _EXAMPLES = """examples:
   jaxinfer evaluate ./Qwen3-8B-w8a16 --against Qwen/Qwen3-8B --text wiki.txt
   jaxinfer evaluate ./Qwen3-8B-w8a16 --against Qwen/Qwen3-8B --text chats.jsonl wiki.txt \\
     --max-texts 64 --plot layers.svg --json figures.json
+  jaxinfer evaluate Qwen/Qwen3-8B --quantization fp8 --against Qwen/Qwen3-8B --text wiki.txt
   jaxinfer evaluate Qwen/Qwen3-0.6B --text wiki.txt"""
 
 
@@ -45,6 +48,13 @@ def build_parser() -> CommandParser:
         "--against",
         metavar="REFERENCE",
         help="the model that it is compared with (default: none, perplexity alone)",
+    )
+    parser.add_argument(
+        "--quantization",
+        choices=QUANTIZATION_SCHEMES,
+        metavar="SCHEME",
+        help="quantize the model's plain weights, not the reference's, while they are loaded: "
+        f"{', '.join(QUANTIZATION_SCHEMES)} (default: none)",
     )
     parser.add_argument(
         "--text",
@@ -111,6 +121,8 @@ def _run(arguments: "argparse.Namespace") -> int:
     names = [name for name in (arguments.model, arguments.against) if name is not None]
     directories = [_directory(name) for name in names]
     configs = _configs(directories)
+    if arguments.quantization is not None:
+        configs[0] = with_scheme(configs[0], arguments.quantization)
     windows, max_tokens = _windows(arguments, directories, configs)
     # With factors for texts of this length, where a model has several.
     configs = [config.for_context(max_tokens) for config in configs]
@@ -125,7 +137,9 @@ def _run(arguments: "argparse.Namespace") -> int:
     print("\n".join(report_lines(evaluation, windows, arguments.worst or _WORST)))
     if arguments.json is not None:
         values = evaluation_values(evaluation, windows, about | {"max_tokens": max_tokens})
-        Path(arguments.json).write_text(json.dumps(values, indent=2, ensure_ascii=False) + "\n")
+        Path(arguments.json).write_text(
+            json.dumps(values, indent=2, ensure_ascii=False) + "\n", "utf-8"
+        )
     if arguments.plot is not None:
         _plot(arguments, evaluation)
     return OK
@@ -224,7 +238,7 @@ def _plot(arguments: "argparse.Namespace", evaluation: "Evaluation") -> None:
             f"{arguments.plot}: not written, since the models' layers can't be compared"
         )
     title = f"{Path(arguments.model).name} against {Path(arguments.against).name}"
-    Path(arguments.plot).write_text(layer_chart(evaluation.layer_errors, title))
+    Path(arguments.plot).write_text(layer_chart(evaluation.layer_errors, title), "utf-8")
 
 
 if __name__ == "__main__":

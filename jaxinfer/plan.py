@@ -16,7 +16,7 @@ from jaxinfer.cli.flags.parser import (
     positive_integer,
 )
 from jaxinfer.cli.process import FAILED, OK, end_process, run_command
-from jaxinfer.config import QUANTIZATION_SCHEMES, EngineConfig
+from jaxinfer.config import EngineConfig
 
 if TYPE_CHECKING:
     import argparse
@@ -39,7 +39,7 @@ _SIZES = {
     "max_num_seqs": _COUNT,
     "max_num_batched_tokens": _COUNT,
     "block_size": _COUNT,
-    "quantization": {"choices": QUANTIZATION_SCHEMES},
+    "quantization": {"metavar": "SCHEME"},
     "kv_cache_dtype": {"choices": CACHE_DTYPES},
     "speculative_config": {"type": json_object, "metavar": "JSON"},
 }

@@ -29,7 +29,13 @@ SIZE_LIMITS = {
     "max_position_embeddings": 2**30,
 }
 # Fields that a multimodal model's file may have beside its text_config, and mean it.
-_BESIDE_TEXT = ("dtype", "torch_dtype", "tie_word_embeddings", "quantization_config")
+_BESIDE_TEXT = (
+    "dtype",
+    "torch_dtype",
+    "tie_word_embeddings",
+    "quantization_config",
+    "compression_config",
+)
 _MAX_CONFIG_BYTES = 1 << 20
 
 
@@ -69,7 +75,9 @@ def dense_fields(
     if not isinstance(dtype, str) or dtype.removeprefix("torch.") not in DTYPES:
         raise ValueError(f"dtype must be one of {', '.join(DTYPES)}, got {show(dtype)}")
     fields["dtype"] = dtype.removeprefix("torch.")
-    fields["quantization"] = read_quantization(mapping.get("quantization_config"))
+    fields["quantization"] = read_quantization(
+        mapping.get("quantization_config") or mapping.get("compression_config")
+    )
     eos, bos = mapping.get("eos_token_id"), mapping.get("bos_token_id")
     last = fields["vocab_size"] - 1
     fields["eos_token_ids"] = tuple(

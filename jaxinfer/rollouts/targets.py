@@ -74,7 +74,7 @@ def _target(path: str, arrays: dict[str | None, jax.ShapeDtypeStruct]) -> Target
     if INPUT_SCALE in arrays:
         raise ValueError(
             f"{path} has a scale of its inputs from a checkpoint, which a trainer's weights don't "
-            "say; use a model whose inputs are quantized for each token, or not at all"
+            "give; use a model whose inputs are quantized for each token, or not at all"
         )
     node = {str(name): like for name, like in arrays.items()}
     form, shape = Quantization.of_node({name: (x.shape, str(x.dtype)) for name, x in node.items()})

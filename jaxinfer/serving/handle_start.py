@@ -7,6 +7,7 @@ from jax.sharding import Mesh
 
 from jaxinfer.config import EngineConfig
 from jaxinfer.model.config import ModelConfig
+from jaxinfer.model.quantized.quantization import with_scheme
 from jaxinfer.model.sharding import ShardingRules
 from jaxinfer.model.text.tokenizer import Tokenizer
 from jaxinfer.rollouts.conversion import MappedParams
@@ -52,6 +53,8 @@ def start_handle(
         leaves = leaves_by_path(params)
         params = nested(leaves)
     check_given(model, params, config, mesh, rules)
+    if config is not None and (scheme := engine_args.get("quantization")) is not None:
+        config = with_scheme(config, scheme)
     if mapping is None and config is not None:
         mapping = quantizing_mapping(leaves, config)
     maker = None if mapping is None else MappedParams(given, mapping)

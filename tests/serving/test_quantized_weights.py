@@ -120,6 +120,20 @@ def test_a_plain_model_is_quantized_at_the_start_and_again_by_updates(scheme, bu
         assert all(answer.startswith(", there was a ") for answer in answers)
 
 
+def test_a_callers_plain_tree_is_quantized_too():
+    scheme = Quantization("int4", (1, 128))
+    config = dataclasses.replace(
+        CONFIG, hidden_size=128, intermediate_size=256, num_attention_heads=4, head_dim=32
+    )
+    params = tiny.params(config)
+    with tiny_llm(params=params, config=config, quantization="int4") as llm:
+        held = llm._loaded.replicas[0].runner.resident.params
+        jax.tree.map(np.testing.assert_array_equal, held, quantize_params(params, scheme))
+        assert llm.model_config.quantization == scheme
+    with pytest.raises(ValueError, match=r"quantization must be one of .*, got 'awq'"):
+        tiny_llm(params=params, config=config, quantization="awq")
+
+
 def test_a_quantized_checkpoint_is_not_quantized_again(tmp_path):
     directory = write(tmp_path, "awq", checkpoint("awq")[0])
     with pytest.raises(ValueError, match=r"quantization='fp8' quantizes plain .* int4 already"):

@@ -15,7 +15,6 @@ from jaxinfer.cli.flags.fields import add_field_flag, flag_of
 from jaxinfer.cli.flags.parser import given, json_object
 from jaxinfer.cli.flags.process import add_process_flags
 from jaxinfer.config import (
-    QUANTIZATION_SCHEMES,
     VLLM_CACHE_DTYPES,
     VLLM_DTYPES,
     DType,
@@ -88,7 +87,7 @@ _READ: Mapping[str, Mapping[str, Any]] = {
     "hf_overrides": {"type": json_object, "metavar": "JSON"},
     "speculative_config": {"type": json_object, "metavar": "JSON"},
     "dtype": {"choices": (*typing.get_args(DType), *VLLM_DTYPES)},
-    "quantization": {"choices": QUANTIZATION_SCHEMES},
+    "quantization": {"metavar": "SCHEME"},
     "kv_cache_dtype": {"choices": CACHE_DTYPES},
     "max_model_len": {"type": _size},
     "max_num_batched_tokens": {"type": _size},

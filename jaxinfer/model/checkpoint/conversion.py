@@ -2,9 +2,9 @@
 
 import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -97,7 +97,10 @@ def convert_directory(
             checkpoint.save(params, partial)
             if head:
                 write_file(partial / SCORE_FILE, head.items(), head)
-        _copy_config(source, partial, dtype, config.quantization)
+        # A family's text half is saved as the family of this half, whose config.json is there.
+        mapping = read_config_file(source / "config.json")
+        if to == "orbax" or config.to_hf()["model_type"] == mapping.get("model_type"):
+            _write_config(mapping, partial, dtype, config.quantization)
         for name in (*_COMPANIONS, *additional_templates(source).values()):
             if has_file(source, name):
                 (partial / name).parent.mkdir(exist_ok=True)
@@ -116,15 +119,20 @@ def _classifying_head(source: Path, hidden_size: int, dtype: str | None) -> dict
     return {SCORE: rows if dtype is None else np.asarray(rows, jnp.dtype(dtype))}
 
 
-def _copy_config(source: Path, destination: Path, dtype: str, form: Quantization | None) -> None:
+def _write_config(
+    original: Mapping[str, Any], destination: Path, dtype: str, form: Quantization | None
+) -> None:
     """Keep every key of the original config.json, so that other programs still find theirs.
 
     What it says of quantized weights is kept where they are written as they were stored.
     """
-    mapping = dict(read_config_file(source / "config.json"))
+    mapping = dict(original)
     mapping.pop("auto_map", None)  # it names Python files, which are not copied
     if form is not None and form != form.saved():
         mapping["quantization_config"] = quantization_config(form)
+        if isinstance(text := mapping.get("text_config"), Mapping):
+            kept = {key: value for key, value in text.items() if key != "quantization_config"}
+            mapping["text_config"] = kept
     key = "dtype" if "dtype" in mapping else "torch_dtype"
     text = json.dumps({**mapping, key: dtype}, indent=2, ensure_ascii=False)
     (destination / "config.json").write_text(text + "\n", encoding="utf-8")

@@ -29,7 +29,7 @@ from jaxinfer.model.config import ModelConfig
 from jaxinfer.model.families.table import family_of
 from jaxinfer.model.quantized.files import quantized_plan
 from jaxinfer.model.quantized.params import quantize_weight
-from jaxinfer.model.quantized.quantization import NODE, Quantization, is_scale, plain_path
+from jaxinfer.model.quantized.quantization import INPUT_SCALE, NODE, SCALE, Quantization, plain_path
 from jaxinfer.model.quantized.saved import joined, on_host, saved_name, saved_tensors
 from jaxinfer.model.sharding import ShardingRules
 
@@ -185,17 +185,31 @@ def is_finite(x: jax.Array) -> jax.Array:
 
 
 @jax.jit
+def is_nonzero(x: jax.Array) -> jax.Array:
+    """Whether every element is finite and not zero; some programs write negative scales."""
+    return (jnp.isfinite(x) & (x != 0)).all()
+
+
+@jax.jit
 def is_positive(x: jax.Array) -> jax.Array:
-    """Whether every element is a finite number above zero, computed where the array lies."""
+    """Whether every element is a finite number above zero."""
     return (jnp.isfinite(x) & (x > 0)).all()
 
 
+_FINITE = (is_finite, "NaN or infinity")
+_SOUND = {
+    SCALE: (is_nonzero, "scales that are zero or not finite"),
+    INPUT_SCALE: (is_positive, "a scale that is no positive number"),
+}
+"""By the name of an array in a node: what it must be, and what an error calls it otherwise."""
+
+
 def are_sound(path: str, leaf: jax.Array) -> list[jax.Array]:
-    """`is_finite`, or `is_positive` of scales, of the part on this process's devices.
+    """Whether a leaf is sound, part by part on this process's devices: finite, or a good scale.
 
     Nothing is reduced over processes: while they read files, one may be ahead of the others.
     """
-    check = is_positive if is_scale(path) else is_finite
+    check, _ = _SOUND.get(path.rpartition(".")[2], _FINITE)
     if leaf.is_fully_addressable:
         return [check(leaf)]
     flags = _sound_shards(leaf, leaf.sharding, check)
@@ -219,7 +233,7 @@ def check_sound(sound: Mapping[str, list[jax.Array]], where: Mapping[str, str]) 
     """Raise ModelLoadError for the first parameter that is not sound, naming file and tensor."""
     for path, ok in jax.device_get(dict(sound)).items():
         if not all(ok):
-            what = "scales that are not positive numbers" if is_scale(path) else "NaN or infinity"
+            _, what = _SOUND.get(path.rpartition(".")[2], _FINITE)
             raise ModelLoadError(f"{where[path]} holds {what}")
 
 
@@ -313,7 +327,7 @@ def _own_copy(view: np.ndarray, dtype: np.dtype) -> np.ndarray:
     memory = np.empty(size + _ALIGNMENT, np.uint8)
     start = -memory.ctypes.data % _ALIGNMENT
     copy = memory[start : start + size].view(dtype).reshape(view.shape)
-    with np.errstate(over="ignore", invalid="ignore"):  # check_finite reports what overflowed
+    with np.errstate(over="ignore", invalid="ignore"):  # check_sound reports what overflowed
         np.copyto(copy, view, casting="unsafe")
     return copy
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from jaxinfer.checks import show
+from jaxinfer.model.projections import HEAD, PROJECTIONS
 from jaxinfer.model.quantized.quantization import Codes, Quantization, Stored
 
 _HERE = "quantization_config"
@@ -73,8 +74,8 @@ def _inputs_of(form: Quantization) -> dict[str, Any] | None:
 
 def _compressed_tensors(given: Mapping[str, Any]) -> Quantization:
     for name in ("sparsity_config", "transform_config", "kv_cache_scheme"):
-        if given.get(name):
-            raise ValueError(f"{name} is {show(given[name])}, which is not supported; leave it out")
+        if given.get(name) and (name, _format_of(given[name])) != ("sparsity_config", "dense"):
+            raise ValueError(f"{name} is {show(given[name])}, which is not supported")
     groups = _object(given.get(_GROUPS), _GROUPS)
     if len(groups) != 1:
         raise ValueError(
@@ -83,18 +84,23 @@ def _compressed_tensors(given: Mapping[str, Any]) -> Quantization:
     ((name, group),) = groups.items()
     where = f"{_GROUPS}.{name}"
     group = _object(group, where)
-    if "Linear" not in _list(group, where, "targets"):
-        raise ValueError(f"{where}.targets is {show(group.get('targets'))}; it must be ['Linear']")
+    if not _are_all_projections(_list(group, where, "targets")):
+        raise ValueError(
+            f"{where}.targets is {show(group.get('targets'))}; it must be all Linear layers, of "
+            "which ignore takes some out"
+        )
     if group.get("output_activations") is not None:
         raise ValueError(f"{where}.output_activations is {show(group['output_activations'])}")
     stored = _one_of(
         group if group.get("format") else given,
         where if group.get("format") else "",
         "format",
-        *("int-quantized", "float-quantized", "pack-quantized"),
+        *("int-quantized", "float-quantized", "pack-quantized", "naive-quantized"),
     )
+    weights = _object(group.get("weights"), f"{where}.weights")
+    if stored == "naive-quantized":
+        stored = "float-quantized" if weights.get("type") == "float" else "int-quantized"
     where_weights = f"{where}.weights"
-    weights = _object(group.get("weights"), where_weights)
     codes = _codes(weights, where_weights, stored)
     symmetric = weights.get("symmetric", True)
     if not (symmetric is True or (symmetric is False and codes == "int4")):
@@ -102,9 +108,8 @@ def _compressed_tensors(given: Mapping[str, Any]) -> Quantization:
     if weights.get("dynamic"):
         raise ValueError(f"{where_weights}.dynamic is {show(weights['dynamic'])}; it must be false")
     block, one_scale = _block(weights, where_weights)
-    order = _one_of(
-        weights, where_weights, "actorder", None, False, "weight", "static", "group", "dynamic"
-    )
+    orders = (None, False, "weight", "static", *(("group", "dynamic") if codes == "int4" else ()))
+    order = _one_of(weights, where_weights, "actorder", *orders)
     return Quantization(
         codes,
         block,
@@ -127,9 +132,13 @@ def _codes(weights: Mapping[str, Any], where: str, stored: Stored) -> Codes:
 
 def _block(weights: Mapping[str, Any], where: str) -> tuple[tuple[int, int] | None, bool]:
     """Outputs and inputs of a scale, and whether one is for the whole weight."""
-    strategy = _one_of(weights, where, "strategy", "channel", "tensor", "group", "block")
+    size = weights.get("group_size")
+    # As compressed-tensors infers one that is not said.
+    inferred = "tensor" if size is None else "channel" if size == -1 else "group"
+    said = weights if weights.get("strategy") is not None else {"strategy": inferred}
+    strategy = _one_of(said, where, "strategy", "channel", "tensor", "group", "block")
     if strategy == "group":
-        return (1, _size(weights.get("group_size"), f"{where}.group_size")), False
+        return (1, _size(size, f"{where}.group_size")), False
     if strategy == "block":
         return _sizes(weights.get("block_structure"), f"{where}.block_structure"), False
     return None, strategy == "tensor"
@@ -171,7 +180,7 @@ def _hf_fp8(given: Mapping[str, Any]) -> Quantization:
 
 
 def _awq(given: Mapping[str, Any]) -> Quantization:
-    _one_of(given, "", "bits", 4)
+    _one_of(given, "", "w_bit" if "bits" not in given and "w_bit" in given else "bits", 4)
     if given.get("version") is not None:
         _one_of({"version": str(given["version"]).lower()}, "", "version", "gemm")
     zeros = _one_of(given, "", "zero_point", True, False)
@@ -185,7 +194,8 @@ def _gptq(given: Mapping[str, Any]) -> Quantization:
     bits = _one_of(given, "", "bits", 4, 8)
     symmetric = _one_of(given, "", "sym", True, *([False] if bits == 4 else []))
     order = _one_of(given, "", "desc_act", False, None, *([True] if bits == 4 else []))
-    form = _one_of(given, "", "checkpoint_format", None, "gptq", "gptq_v2")
+    key = "checkpoint_format" if given.get("checkpoint_format") is not None else "format"
+    form = _one_of(given, "", key, None, "gptq", "gptq_v2")
     if given.get("dynamic"):
         raise ValueError(f"dynamic is {show(given['dynamic'])}; mixed formats are not supported")
     if given.get("lm_head"):
@@ -195,7 +205,7 @@ def _gptq(given: Mapping[str, Any]) -> Quantization:
         _group_size(given),
         zero_points=not symmetric,
         act_order=bool(order),
-        ignore=_modules(given, anywhere=True),
+        ignore=(*_modules(given, anywhere=True), *_outside(given)),
         stored=form or "gptq",
     )
 
@@ -209,16 +219,39 @@ _READERS: Mapping[str, Callable[[Mapping[str, Any]], Quantization]] = {
 
 
 def _group_size(given: Mapping[str, Any]) -> tuple[int, int] | None:
-    name = "group_size" if "group_size" in given else "q_group_size"
+    name = "q_group_size" if "group_size" not in given and "q_group_size" in given else "group_size"
     size = given.get(name)
     return None if size == -1 else (1, _size(size, name))
 
 
 def _modules(given: Mapping[str, Any], anywhere: bool = False) -> tuple[str, ...]:
     """`ignore` of names that are a module's, or part of its path: as transformers matches them."""
-    names = _list(given, "", "modules_to_not_convert")
+    names = _list(given, "", "modules_to_not_convert") + _list(given, "", "ignored_layers")
     pattern = "re:.*{}" if anywhere else r"re:(.*\.)?{}(\.|$)"
     return ("lm_head", *(pattern.format(re.escape(name)) for name in names if name != "lm_head"))
+
+
+def _outside(given: Mapping[str, Any]) -> tuple[str, ...]:
+    """`ignore` of the projections that GPTQ left out, where it names the others."""
+    key = "modules_in_block_to_quantize"
+    value = given.get(key) or []
+    lists = value if all(isinstance(each, list) for each in value) else [value]
+    names = [name for each in lists for name in _list({key: each}, "", key)]
+    layer = [part for part in PROJECTIONS if part != HEAD] if names else []
+    return tuple(rf"re:.*\.{re.escape(part)}$" for part in layer if part not in names)
+
+
+def _are_all_projections(targets: list[str]) -> bool:
+    """Whether they are the class of all projections, or patterns that take each of them."""
+    patterns = [each.removeprefix("re:") for each in targets if each.startswith("re:")]
+    paths = [f"model.layers.0.{part}" for part in PROJECTIONS if part != HEAD]
+    return "Linear" in targets or all(
+        any(re.match(pattern, path) for pattern in patterns) for path in paths
+    )
+
+
+def _format_of(value: Any) -> Any:
+    return value.get("format") if isinstance(value, Mapping) else None
 
 
 def _size(value: Any, where: str) -> int:

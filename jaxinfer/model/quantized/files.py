@@ -99,6 +99,12 @@ def _module(tensor: Tensor) -> str:
     return tensor.name.removesuffix(".weight")
 
 
+def _present(tensor: Tensor, names: tuple[str, ...], others: Mapping[str, Any]) -> str:
+    """The first of several names beside a tensor that the files have, or the first of all."""
+    known = [f"{_module(tensor)}.{name}" for name in names]
+    return next((name for name in known if name in others), known[0])
+
+
 def _one_number(name: str, others: Mapping[str, Any]) -> Tensor:
     """A tensor of one element, with an axis or without."""
     shape = () if name in others and others[name].shape == () else (1,)
@@ -118,28 +124,36 @@ def _scales(name: str, form: Quantization, tensor: Tensor, others: Mapping[str, 
 
 
 def _codes_and_scales(
-    form: Quantization, tensor: Tensor, others: Mapping[str, Any], scale: str, input_scale: str
+    form: Quantization,
+    tensor: Tensor,
+    others: Mapping[str, Any],
+    scale_names: tuple[str, ...],
+    input_names: tuple[str, ...],
 ) -> Parts:
-    """Codes of eight bits as they are, under the name of the plain weight, and scales."""
+    """Codes of eight bits as they are, under the name of the plain weight, and scales.
+
+    Scales have the first of their names that the files have.
+    """
     codes = replace(tensor, dtypes=(form.node(*tensor.shape)[WEIGHT].dtype,))
     parts = {
         WEIGHT: Part((codes,), _as_it_is),
-        SCALE: _scales(f"{_module(tensor)}.{scale}", form, tensor, others),
+        SCALE: _scales(_present(tensor, scale_names, others), form, tensor, others),
     }
     if form.inputs == "tensor":
-        one = _one_number(f"{_module(tensor)}.{input_scale}", others)
+        one = _one_number(_present(tensor, input_names, others), others)
         parts[INPUT_SCALE] = Part((one,), lambda scale: scale.reshape(()))
     return parts
 
 
 def _compressed(form: Quantization, tensor: Tensor, others: Mapping[str, Any]) -> Parts:
     """compressed-tensors' int-quantized and float-quantized."""
-    return _codes_and_scales(form, tensor, others, "weight_scale", "input_scale")
+    return _codes_and_scales(form, tensor, others, ("weight_scale",), ("input_scale",))
 
 
 def _fp8(form: Quantization, tensor: Tensor, others: Mapping[str, Any]) -> Parts:
-    """Hugging Face's fp8; weights are multiplied by its `weight_scale_inv`."""
-    return _codes_and_scales(form, tensor, others, "weight_scale_inv", "activation_scale")
+    """Hugging Face's fp8, in its names or vLLM's; weights are multiplied by `weight_scale_inv`."""
+    names = ("weight_scale_inv", "weight_scale"), ("activation_scale", "input_scale")
+    return _codes_and_scales(form, tensor, others, *names)
 
 
 def _packed(form: Quantization, tensor: Tensor, others: Mapping[str, Any]) -> Parts:
@@ -236,8 +250,8 @@ def _gptq(form: Quantization, tensor: Tensor, others: Mapping[str, Any]) -> Part
 
 
 _NOT_TRIVIAL = {
-    "g_idx": "has inputs out of turn, though desc_act is false",
-    "qzeros": "has zero points beside the middle, though sym is true",
+    "g_idx": "has groups out of order, though desc_act is false",
+    "qzeros": "has zero points other than the middle, though sym is true",
     "bias": "is not zero, though config.json has no such bias",
 }
 

@@ -33,6 +33,7 @@ _FORMATS: Mapping[Codes, Stored] = {
 }
 _PROJECTIONS = frozenset({*ATTENTION_PROJECTIONS, *MLP_PROJECTIONS, "lm_head"})
 _PATTERN = "re:"
+_FUSED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
 
 
 class NodeArray(NamedTuple):
@@ -61,8 +62,8 @@ class Quantization:
         inputs: how inputs of products are quantized to `codes`, too: with a scale for each "token",
             for each "group" of a token's inputs as long as a block, or for each "tensor", from the
             checkpoint. None leaves them as they are.
-        ignore: projections that stay as they are, by their path, or by "re:" and a regular
-            expression that their path begins with.
+        ignore: projections that stay as they are, by their path or their name in files, or by "re:"
+            and a regular expression that either begins with.
         stored: how the files hold the weights.
         one_scale: whether the files have one scale for each weight, which all outputs share.
 
@@ -123,12 +124,13 @@ class Quantization:
         """Whether the array at a path of the unquantized tree is a node in this one."""
         if path.rpartition(".")[2] not in _PROJECTIONS:
             return False
-        return not any(
-            re.match(name.removeprefix(_PATTERN), path)
-            if name.startswith(_PATTERN)
-            else name == path
-            for name in self.ignore
-        )
+        for ignored in self.ignore:
+            names = _names_in_files(path, ignored)
+            pattern = ignored.removeprefix(_PATTERN)
+            is_pattern = pattern != ignored
+            if any(re.match(pattern, n) if is_pattern else n == ignored for n in names):
+                return False
+        return True
 
     def node(self, outputs: int, inputs: int) -> dict[str, NodeArray]:
         """The arrays of a projection, by their names in `NODE`."""
@@ -195,6 +197,20 @@ SCHEMES: Mapping[QuantizationScheme, Quantization] = {
     "W4A16_ASYM": Quantization("int4", (1, 128), zero_points=True),
 }
 """Forms by name: short ones, and llm-compressor's names of others."""
+
+
+def _names_in_files(path: str, ignored: str) -> list[str]:
+    """A projection's path, and its names in files of models that see, or that fuse projections.
+
+    Fused ones count where they are meant: `up_proj` is also the end of `gate_up_proj`.
+    """
+    names = [path]
+    parent, _, name = path.rpartition(".")
+    fused = [whole for whole, parts in _FUSED.items() if name in parts and whole in ignored]
+    names += [f"{parent}.{whole}" for whole in fused]
+    below = [each.removeprefix("model.") for each in names if each.startswith("model.")]
+    names += [f"model.language_model.{each}" for each in below]
+    return names + [f"language_model.{each}" for each in names if "language_model" not in each]
 
 
 def with_scheme[Config: Any](config: Config, name: str) -> Config:

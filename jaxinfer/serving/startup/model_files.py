@@ -38,8 +38,8 @@ def read_model_config(
         if config.runner == "pooling":
             mapping = backbone_config(mapping)
         model_config = ModelConfig.from_hf(mapping, source)
-    if config.quantization is not None:
-        model_config = with_scheme(model_config, config.quantization)
+        if config.quantization is not None:
+            model_config = with_scheme(model_config, config.quantization)
     longest = model_config.max_context_length
     if config.max_model_len is not None and config.max_model_len > longest:
         raise ValueError(

@@ -114,12 +114,12 @@ def test_integers_of_a_config_that_names_no_format_are_refused(tmp_path):
         load(write(tmp_path, tensors, None))
 
 
-@pytest.mark.parametrize("value", [np.nan, np.inf, 0.0, -0.001])
+@pytest.mark.parametrize("value", [np.nan, np.inf, 0.0])
 @pytest.mark.parametrize("num_devices", [1, 2])
-def test_a_scale_that_is_no_positive_number_is_named(value, num_devices, tmp_path):
+def test_a_scale_that_is_zero_or_not_finite_is_named(value, num_devices, tmp_path):
     tensors, _ = int8_tensors()
     tensors[f"{_UP}_scale"][17] = value
-    named = r"model\.safetensors: .*up_proj\.weight_scale holds scales that are not positive"
+    named = r"model\.safetensors: .*up_proj\.weight_scale holds scales that are zero or"
     with pytest.raises(ModelLoadError, match=named):
         load(write(tmp_path, tensors), mesh=make_mesh(num_devices))
 

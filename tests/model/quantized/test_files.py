@@ -84,6 +84,25 @@ def test_what_is_saved_is_read_back(name, tmp_path):
     _assert_stands_for(read_back, plain)
 
 
+def test_vllms_names_of_fp8s_scales_are_read_too(tmp_path):
+    for name in ("hf_fp8", "hf_fp8_static"):
+        tensors, plain = checkpoint(name)
+        renamed = {
+            key.replace("weight_scale_inv", "weight_scale").replace("activation_", "input_"): each
+            for key, each in tensors.items()
+        }
+        (tmp_path / name).mkdir()
+        loaded, _ = load(write(tmp_path / name, name, renamed))
+        _assert_stands_for(loaded, plain)
+
+
+def test_scales_may_be_negative(tmp_path):
+    tensors, plain = checkpoint("gptq")
+    tensors[f"{_UP}.scales"] = -tensors[f"{_UP}.scales"]
+    loaded, _ = load(write(tmp_path, "gptq", tensors))
+    _assert_stands_for(loaded, plain | {_UP: -plain[_UP]})
+
+
 _NOT = {
     "no scale": ("fp8_block", {f"{_UP}.weight_scale": None}, r"1 tensors are missing, .*up_proj"),
     "two scales": (
@@ -122,14 +141,14 @@ def test_other_headers_are_refused_before_memory_is_taken(
 
 
 _VALUES = {
-    "zero scale": ("hf_fp8", "weight_scale_inv", 0.0, "scales that are not positive"),
-    "NaN scale": ("pack_zeros", "weight_scale", np.nan, "scales that are not positive"),
+    "zero scale": ("hf_fp8", "weight_scale_inv", 0.0, "scales that are zero or not finite"),
+    "NaN scale": ("pack_zeros", "weight_scale", np.nan, "scales that are zero or not finite"),
     "NaN weight": ("fp8_dynamic", "weight", np.nan, "NaN or infinity"),
-    "input scale": ("fp8_static", "input_scale", -1.0, "scales that are not positive"),
+    "input scale": ("fp8_static", "input_scale", -1.0, "a scale that is no positive number"),
     "shape": ("pack", "weight_shape", 65, r"weight_shape is \[65, 64\], config.json implies"),
-    "group": ("gptq_order", "g_idx", 4, r"g_idx names groups outside 0 to 3"),
-    "out of turn": ("gptq", "g_idx", 3, r"g_idx has inputs out of turn"),
-    "zeros": ("gptq", "qzeros", 5, r"qzeros has zero points beside the middle"),
+    "other group": ("gptq_order", "g_idx", 4, r"g_idx names groups outside 0 to 3"),
+    "out of order": ("gptq", "g_idx", 3, r"g_idx has groups out of order"),
+    "zeros": ("gptq", "qzeros", 5, r"qzeros has zero points other than the middle"),
     "bias": ("gptq", "bias", 1.0, r"bias is not zero"),
 }
 

@@ -18,7 +18,7 @@ from jaxinfer.model.config import ModelConfig
 from jaxinfer.model.quantized.params import dequantize_weight, quantize_params, quantize_weight
 from jaxinfer.model.quantized.quantization import SCHEMES, Quantization
 from jaxinfer.model.sharding import make_mesh
-from tests.model import tiny
+from tests.model import small_models, tiny
 from tests.model.quantized.stored import CONFIG
 
 FORMS = {
@@ -145,3 +145,17 @@ def test_convert_names_what_it_can_not_quantize(tmp_path, capsys):
     assert convert([str(source), str(int8), "--quantize", "int8", "--quiet"]) == 0
     assert convert([str(int8), str(tmp_path / "out"), "--quantize", "W8A8", "--quiet"]) == 1
     assert "the model's are int8 already; leave it out" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("variant", ["Phi3-0", "Qwen3VL-0", "Mistral3-0", "Olmo2-0"])
+def test_files_of_other_names_are_converted_and_loaded_again(variant, tmp_path):
+    """Fused projections, and text halves, which are saved as the family of this half."""
+    source, written = tmp_path / "plain", tmp_path / "int8"
+    small_models.save(source, **small_models.FAMILIES[variant])
+    assert convert([str(source), str(written), "--quantize", "int8", "--quiet"]) == 0
+    plain = load_params(source, ModelConfig.from_directory(source), "float32")
+    again = ModelConfig.from_directory(written)
+    assert again.quantization == Quantization("int8").saved()
+    loaded = load_params(written, again, "float32")
+    expected = quantize_params(plain, Quantization("int8"))
+    jax.tree.map(np.testing.assert_array_equal, loaded, expected)

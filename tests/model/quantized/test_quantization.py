@@ -17,6 +17,7 @@ from jaxinfer.model.checkpoint.parameter_names import flatten
 from jaxinfer.model.config import ModelConfig
 from jaxinfer.model.forward import forward
 from jaxinfer.model.modules import abstract_params
+from jaxinfer.model.projections import PROJECTIONS
 from jaxinfer.model.quantized.params import quantize_params, quantize_weight
 from jaxinfer.model.quantized.quantization import Quantization
 from jaxinfer.model.sharding import make_mesh
@@ -140,6 +141,59 @@ def test_modules_to_not_convert_are_matched_as_their_programs_match_them(name, i
     assert not form.takes("lm_head")
 
 
+@pytest.mark.parametrize(
+    ("name", "ignored", "kept"),
+    [
+        ("int8", "model.layers.1.self_attn.qkv_proj", "model.layers.1.self_attn.k_proj"),
+        ("int8", "model.language_model.layers.1.mlp.up_proj", "model.layers.1.mlp.up_proj"),
+        ("int8", "language_model.model.layers.1.mlp.up_proj", "model.layers.1.mlp.up_proj"),
+        ("int8", r"re:language_model\.model\.layers\.1\.", "model.layers.1.mlp.up_proj"),
+        ("int8", "language_model.lm_head", "lm_head"),
+    ],
+)
+def test_ignored_names_may_be_those_of_the_files(name, ignored, kept):
+    form = _read(FORMATS[name].config | {"ignore": [ignored]})
+    assert not form.takes(kept)
+    assert form.takes("model.layers.11.mlp.down_proj")
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "other"),
+    [
+        ("int8", {"sparsity_config": {"format": "dense", "targets": []}}, "int8"),
+        ("int8", {"format": "naive-quantized"}, "int8"),
+        ("fp8_dynamic", {"format": "naive-quantized"}, "fp8_dynamic"),
+        ("awq", {"bits": None, "w_bit": 4, "group_size": None, "q_group_size": 16}, "awq"),
+        ("gptq_zeros", {"format": "gptq_v2"}, "gptq_v2"),
+        ("gptq_v2", {"format": "gptq"}, "gptq_v2"),
+        ("hf_fp8", {"ignored_layers": ["lm_head"]}, "hf_fp8"),
+    ],
+)
+def test_other_spellings_mean_the_same(name, changes, other):
+    given = {k: v for k, v in (FORMATS[name].config | changes).items() if v is not None}
+    assert _read(given) == _read(FORMATS[other].config)
+    mapping = CONFIG.to_hf() | {"compression_config": given}
+    assert ModelConfig.from_hf(mapping, "config.json").quantization == _read(given)
+
+
+def test_targets_may_be_patterns_of_all_projections_and_a_strategy_be_left_out():
+    targets = ["re:.*self_attn.*", r"re:.*(gate|up|down)_proj$"]
+    assert _read(_changed("GROUP.targets", targets)) == _read(QUANTIZATION)
+    inferred = _changed("GROUP.weights.strategy", None)
+    for size, strategy in ((None, "tensor"), (-1, "channel"), (16, "group")):
+        inferred["config_groups"]["group_0"]["weights"]["group_size"] = size
+        said = copy.deepcopy(inferred)
+        said["config_groups"]["group_0"]["weights"]["strategy"] = strategy
+        assert _read(inferred) == _read(said)
+
+
+def test_gptq_may_leave_projections_out():
+    inside = [["self_attn.k_proj", "self_attn.v_proj", "self_attn.q_proj"], ["mlp.down_proj"]]
+    form = _read(FORMATS["gptq"].config | {"modules_in_block_to_quantize": inside})
+    taken = {name for name in PROJECTIONS[:-1] if form.takes(f"model.layers.3.{name}")}
+    assert taken == {name for names in inside for name in names}
+
+
 _WEIGHTS, _INPUTS = "GROUP.weights", "GROUP.input_activations"
 _DYNAMIC = {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "token", "dynamic": True}
 
@@ -158,6 +212,7 @@ _DYNAMIC = {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "token"
         (f"{_WEIGHTS}.strategy", "tensor_group", "group_0.weights.strategy is 'tensor_group'"),
         (f"{_WEIGHTS}.dynamic", True, "group_0.weights.dynamic is True"),
         (f"{_WEIGHTS}.actorder", "random", "group_0.weights.actorder is 'random'"),
+        (f"{_WEIGHTS}.actorder", "group", "group_0.weights.actorder is 'group'; supported: None"),
         (_WEIGHTS, None, "group_0.weights must be an object"),
         (_WEIGHTS, {"strategy": "group", "num_bits": 8, "type": "int"}, "group_size is None"),
         (_INPUTS, _DYNAMIC | {"num_bits": 4}, "input_activations.num_bits is 4"),
@@ -166,12 +221,12 @@ _DYNAMIC = {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "token"
         (_INPUTS, _DYNAMIC | {"strategy": "group"}, "input_activations.group_size is None"),
         (_INPUTS, _DYNAMIC | {"dynamic": False}, "input_activations.strategy is 'token'"),
         ("GROUP.output_activations", {"num_bits": 8}, "group_0.output_activations is"),
-        ("GROUP.targets", ["re:.*mlp.*"], "group_0.targets is ['re:.*mlp.*']"),
+        ("GROUP.targets", ["re:.*mlp.*"], "group_0.targets is ['re:.*mlp.*']; it must be"),
         ("config_groups", {}, "config_groups has 0 groups"),
         ("config_groups", {"a": {}, "b": {}}, "config_groups has 2 groups"),
         ("config_groups", [], "config_groups must be an object"),
         ("kv_cache_scheme", {"num_bits": 8}, "kv_cache_scheme is"),
-        ("sparsity_config", {"format": "dense"}, "sparsity_config is"),
+        ("sparsity_config", {"format": "sparse-24-bitmask"}, "sparsity_config is"),
         ("transform_config", {"a": 1}, "transform_config is"),
         ("ignore", "lm_head", "ignore must be a list"),
         ("ignore", [3], "ignore must be a list of names"),
@@ -195,7 +250,8 @@ def test_other_forms_are_refused_by_the_key_that_asks_for_them(path, value, name
         ("hf_fp8", {"modules_to_not_convert": "lm_head"}, "modules_to_not_convert must be a list"),
         ("awq", {"bits": 8}, "bits is 8; supported: 4"),
         ("awq", {"version": "gemv"}, "version is 'gemv'; supported: 'gemm'"),
-        ("awq", {"group_size": None}, "group_size is None; it must be an integer"),
+        ("awq", {"group_size": None}, "quantization_config.group_size is None; it must be"),
+        ("gptq", {"modules_in_block_to_quantize": "mlp"}, "modules_in_block_to_quantize must be"),
         ("gptq", {"bits": 3}, "bits is 3; supported: 4, 8"),
         ("gptq8", {"sym": False}, "sym is False; supported: True"),
         ("gptq8", {"desc_act": True}, "desc_act is True; supported: False"),
