@@ -26,10 +26,10 @@ Texts = tuple[jax.Array, jax.Array]
 
 
 def check_calibration(config: ModelConfig) -> Quantization:
-    """The form of weights that a config asks for, where calibration can find them.
+    """The form of weights that a config asks for.
 
     Raises:
-        ValueError: it can't; says why.
+        ValueError: calibration can't find such weights, or not in a model of this family.
     """
     form = config.quantization
     if form is None or form.codes == "fp8" or form.inputs is not None or form.act_order:

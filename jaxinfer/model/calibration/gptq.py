@@ -84,7 +84,8 @@ def _group(
 ) -> tuple[jax.Array, tuple[jax.Array, ...]]:
     """One group of inputs: the weights ``[I, O]`` behind it, its codes ``[size, O]`` and levels."""
     weights = jax.lax.dynamic_slice_in_dim(rows, first, size)
-    node = quantize_weight(weights.T, replace(form, block=None if form.block is None else (1, size)))
+    block = None if form.block is None else (1, size)
+    node = quantize_weight(weights.T, replace(form, block=block))
     symmetric = jnp.full_like(node[SCALE], int4.SYMMETRIC_ZERO if form.codes == "int4" else 0)
     zero = node.get(ZERO, symmetric).astype(jnp.float32)
     limits = _INT4 if form.codes == "int4" else _INT8
