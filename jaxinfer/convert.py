@@ -3,6 +3,7 @@
 import argparse
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 from jaxinfer.cli.flags.parser import CommandParser, positive_integer
@@ -88,7 +89,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         ("max_tokens", "calibrate"),
     ):
         if getattr(arguments, flag) is not None and getattr(arguments, needed) is None:
-            parser.error(f"--{flag.replace('_', '-')} is of use with --{needed} alone; give both")
+            parser.error(f"--{flag.replace('_', '-')} needs --{needed}")
     return run_command("convert", lambda: _run(arguments))
 
 
@@ -102,8 +103,10 @@ def _run(arguments: argparse.Namespace) -> int:
 
     output, shown = Path(arguments.output), not arguments.quiet
     try:
-        with ProgressBar(None, "Loading", enabled=shown, unit="B", unit_scale=True) as bar:
-            written = _convert(arguments, output, bar.advance_to)
+        with ExitStack() as bars:
+            bar = ProgressBar(None, "Loading", enabled=shown, unit="B", unit_scale=True)
+            bars.enter_context(bar)
+            written = _convert(arguments, output, bar.advance_to, bars.close)
     except KeyboardInterrupt:
         print(f"interrupted; {output} was not written", file=sys.stderr, flush=True)
         raise
@@ -113,7 +116,10 @@ def _run(arguments: argparse.Namespace) -> int:
 
 
 def _convert(
-    arguments: argparse.Namespace, output: "Path", progress: Callable[[int, int], None]
+    arguments: argparse.Namespace,
+    output: "Path",
+    progress: Callable[[int, int], None],
+    end_progress: Callable[[], None],
 ) -> str:
     """Write the directory; returns its format."""
     from jaxinfer.model.checkpoint.conversion import convert_directory
@@ -123,7 +129,9 @@ def _convert(
     file = gguf_file(arguments.model)
     if file is None:
         source = resolve_model(arguments.model, arguments.revision)
-        calibrate = _calibration(arguments, source) if arguments.calibrate is not None else None
+        calibrate = None
+        if arguments.calibrate is not None:
+            calibrate = _calibration(arguments, source, end_progress)
         return convert_directory(source, output, to, dtype, progress, arguments.quantize, calibrate)
     if arguments.quantize is not None:
         raise ValueError(
@@ -139,7 +147,9 @@ def _convert(
     return "safetensors"
 
 
-def _calibration(arguments: argparse.Namespace, source: "Path") -> "Calibrate":
+def _calibration(
+    arguments: argparse.Namespace, source: "Path", end_loading: Callable[[], None]
+) -> "Calibrate":
     """What quantizes a model by the texts that the arguments name; they are read here."""
     from jaxinfer.cli.evaluation.texts import check_ids, read_windows
     from jaxinfer.model.calibration.calibrate import calibrate, check_calibration
@@ -167,6 +177,7 @@ def _calibration(arguments: argparse.Namespace, source: "Path") -> "Calibrate":
     texts = [window.token_ids for window in windows]
 
     def with_bar(params: dict[str, Any], config: "ModelConfig") -> None:
+        end_loading()
         shown = not arguments.quiet
         with ProgressBar(None, "Calibrating", enabled=shown, unit="layer") as bar:
             calibrate(params, config.for_context(max_tokens), texts, bar.advance_to)

@@ -20,7 +20,7 @@ CALIBRATED = tuple(
     name for name, form in SCHEMES.items() if form.codes != "fp8" and form.inputs is None
 )
 """Schemes whose weights can be calibrated."""
-_LEAST_LENGTH = 16
+_LEAST_LENGTH = 128  # programs are compiled for each length, and shorter texts cost little
 Texts = tuple[jax.Array, jax.Array]
 """The residual streams ``[N, T, E]`` of texts that are padded to T tokens, and their lengths."""
 
@@ -34,15 +34,15 @@ def check_calibration(config: ModelConfig) -> Quantization:
     form = config.quantization
     if form is None or form.codes == "fp8" or form.inputs is not None or form.act_order:
         raise ValueError(
-            "calibration is for integer weights alone, beside inputs that stay as they are: "
-            f"schemes {', '.join(CALIBRATED)}"
+            f"calibration is for {', '.join(CALIBRATED)} alone: integer weights, beside inputs of "
+            "products that are not quantized"
         )
     if form.takes("lm_head"):
         raise ValueError("calibration leaves the head plain; ignore lm_head in the quantization")
     if not is_known(config):
         raise ValueError(
-            f"model_type {config.model_type} can't be calibrated: it has layers of its own, whose "
-            "projections' inputs are not known"
+            f"model_type {config.model_type} can't be calibrated: what the projections of its own "
+            "kind of layer read is not known"
         )
     return form
 

@@ -1,14 +1,14 @@
 """GPTQ (https://arxiv.org/abs/2210.17323): codes of a weight that change its outputs the least.
 
-The error of an input's rounded weights is made up for by weights of later inputs, as far as both
-inputs vary together over the calibration tokens. Pure functions of arrays. Arrays of a weight are
-held with inputs first here, so that what belongs to one input lies together.
+Inputs are rounded one after the other. The error that this makes in the outputs is made up for by
+the weights of inputs that are still to come, as far as they vary together over the calibration
+tokens. Pure functions of arrays, which have inputs first here: what belongs to one input lies
+together.
 """
 
 import functools
 import math
-from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -20,7 +20,7 @@ from jaxinfer.model.quantized.params import quantize_weight
 from jaxinfer.model.quantized.quantization import SCALE, WEIGHT, ZERO, Quantization
 
 _DAMPENING = 0.01  # of the mean of the Hessian's diagonal
-_BLOCK = 128  # inputs whose errors are added to all later ones at once
+_BLOCK = 128  # inputs whose errors reach all later ones at once
 _INT4, _INT8 = (0, 15), (-127, 127)
 
 
@@ -28,29 +28,35 @@ _INT4, _INT8 = (0, 15), (-127, 127)
 def gptq(
     weight: Float[Array, "O I"], hessian: Float32[Array, "I I"], form: Quantization
 ) -> dict[str, jax.Array]:
-    """The node of a projection, as `quantize_weight` returns it, for inputs as of calibration.
+    """The node of a projection, as `quantize_weight` returns it but for its codes.
 
-    Inputs are taken in turn. Scale and zero point of a group are those that `quantize_weight` gives
-    its weights once the errors of all earlier groups have been added to them.
+    Inputs are taken in descending order of their mean squares (`actorder` "weight" of
+    compressed-tensors), so that the largest are made up for by the most others. Groups are of
+    inputs in turn nevertheless, and their scales and zero points those of rounding to the nearest.
 
     Args:
         weight: the plain weight. Codes stand for values rounded to its dtype.
         hessian: ``X.T @ X`` of the inputs ``[N, I]``; any multiple of it gives the same codes.
-        form: of integers, with groups of whole inputs, and with inputs that stay as they are.
+        form: of integers, beside inputs that stay as they are.
     """
     outputs, inputs = weight.shape
-    size = inputs if form.block is None else form.block[1]
-    factor = inverse_factor(hessian)
-    first = jnp.arange(0, inputs, size)
-    own = functools.partial(_group, factor=factor, size=size, form=form, dtype=weight.dtype)
-    _, (codes, scales, zeros) = jax.lax.scan(own, weight.T.astype(jnp.float32), first)
-    codes = codes.reshape(inputs, outputs).T
+    node = quantize_weight(weight, form)
+    order = jnp.argsort(-jnp.diagonal(hessian))
+    symmetric = jnp.full(node[SCALE].shape, int4.SYMMETRIC_ZERO if form.codes == "int4" else 0)
+    levels = (_of_inputs(each, inputs)[order] for each in (node[SCALE], node.get(ZERO, symmetric)))
+    own = functools.partial(
+        _block,
+        levels=_Levels(*levels),
+        factor=inverse_factor(hessian[order][:, order]),
+        form=form,
+        dtype=weight.dtype,
+    )
+    first = jnp.arange(0, inputs, math.gcd(inputs, _BLOCK))
+    _, codes = jax.lax.scan(own, weight.astype(jnp.float32).T[order], first)
+    codes = codes.reshape(inputs, outputs)[jnp.argsort(order)].T
     if form.codes == "int8":
-        codes = codes.astype(jnp.int8)
-    else:
-        codes = int4.pack(codes.astype(jnp.uint8))
-    node = {WEIGHT: codes, SCALE: scales[0] if form.block is None else scales.T}
-    return node | ({ZERO: zeros.T.astype(jnp.uint8)} if form.zero_points else {})
+        return node | {WEIGHT: codes.astype(jnp.int8)}
+    return node | {WEIGHT: int4.pack(codes.astype(jnp.uint8))}
 
 
 def inverse_factor(hessian: Float32[Array, "I I"]) -> Float32[Array, "I I"]:
@@ -67,50 +73,42 @@ def inverse_factor(hessian: Float32[Array, "I I"]) -> Float32[Array, "I I"]:
 
 
 class _Levels(NamedTuple):
-    """What the weights of a group are rounded to: ``(code - zero) * scale``; ``[O]`` each."""
+    """What weights are rounded to, ``(code - zero) * scale``; float32 ``[I, O]``."""
 
     scale: jax.Array
     zero: jax.Array
-    limits: tuple[int, int]
-
-    def rounded(self, values: jax.Array, dtype: Any) -> tuple[jax.Array, jax.Array]:
-        """Codes of values ``[O]``, and what they stand for once rounded to a dtype; float32."""
-        codes = jnp.clip(jnp.round(values * (1 / self.scale)) + self.zero, *self.limits)
-        return codes, rounded((codes - self.zero) * self.scale, dtype)
-
-
-def _group(
-    rows: jax.Array, first: jax.Array, factor: jax.Array, size: int, form: Quantization, dtype: Any
-) -> tuple[jax.Array, tuple[jax.Array, ...]]:
-    """One group of inputs: the weights ``[I, O]`` behind it, its codes ``[size, O]`` and levels."""
-    weights = jax.lax.dynamic_slice_in_dim(rows, first, size)
-    block = None if form.block is None else (1, size)
-    node = quantize_weight(weights.T, replace(form, block=block))
-    symmetric = jnp.full_like(node[SCALE], int4.SYMMETRIC_ZERO if form.codes == "int4" else 0)
-    zero = node.get(ZERO, symmetric).astype(jnp.float32)
-    limits = _INT4 if form.codes == "int4" else _INT8
-    levels = _Levels(node[SCALE].reshape(-1), zero.reshape(-1), limits)
-    step = math.gcd(size, _BLOCK)
-    own = functools.partial(_block, factor=factor, step=step, levels=levels, dtype=dtype)
-    rows, codes = jax.lax.scan(own, rows, first + jnp.arange(0, size, step))
-    return rows, (codes.reshape(size, -1), levels.scale, levels.zero)
 
 
 def _block(
-    rows: jax.Array, first: jax.Array, factor: jax.Array, step: int, levels: _Levels, dtype: Any
+    rows: jax.Array,
+    first: jax.Array,
+    levels: _Levels,
+    factor: jax.Array,
+    form: Quantization,
+    dtype: jax.typing.DTypeLike,
 ) -> tuple[jax.Array, jax.Array]:
-    """Some inputs of a group: the weights ``[I, O]`` behind them, and their codes ``[step, O]``.
+    """The weights ``[I, O]`` behind a block of inputs, and the block's codes.
 
     Rows of inputs before are left with errors in them, which nothing reads.
     """
-    spread = jax.lax.dynamic_slice_in_dim(factor, first, step)
-    inner = jax.lax.dynamic_slice_in_dim(spread, first, step, axis=1)
+    size = math.gcd(len(rows), _BLOCK)
+    block, scale, zero, spread = (
+        jax.lax.dynamic_slice_in_dim(each, first, size) for each in (rows, *levels, factor)
+    )
+    inner = jax.lax.dynamic_slice_in_dim(spread, first, size, axis=1)
+    lowest, highest = _INT4 if form.codes == "int4" else _INT8
 
-    def column(block: jax.Array, index: jax.Array) -> tuple[jax.Array, tuple[jax.Array, ...]]:
-        codes, values = levels.rounded(block[index], dtype)
-        error = (block[index] - values) / inner[index, index]
-        return block - jnp.outer(inner[index], error), (codes, error)
+    def one(block: jax.Array, i: jax.Array) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
+        codes = jnp.clip(jnp.round(block[i] * (1 / scale[i])) + zero[i], lowest, highest)
+        error = block[i] - rounded((codes - zero[i]) * scale[i], dtype)
+        error = error / inner[i, i]
+        return block - jnp.outer(inner[i], error), (codes, error)
 
-    block = jax.lax.dynamic_slice_in_dim(rows, first, step)
-    _, (codes, errors) = jax.lax.scan(column, block, jnp.arange(step))
+    _, (codes, errors) = jax.lax.scan(one, block, jnp.arange(size))
     return rows - jnp.matmul(spread.T, errors, precision=jax.lax.Precision.HIGHEST), codes
+
+
+def _of_inputs(groups: jax.Array, inputs: int) -> jax.Array:
+    """Float32 ``[I, O]`` of what groups of inputs, ``[O, G]``, or whole outputs, ``[O]``, have."""
+    groups = groups.reshape(len(groups), -1).astype(jnp.float32)
+    return jnp.repeat(groups, inputs // groups.shape[1], axis=1).T
