@@ -21,8 +21,6 @@ CALIBRATED = tuple(
 )
 """Schemes whose weights can be calibrated."""
 _LEAST_LENGTH = 128  # programs are compiled for each length, and shorter texts cost little
-Texts = tuple[jax.Array, jax.Array]
-"""The residual streams ``[N, T, E]`` of texts that are padded to T tokens, and their lengths."""
 
 
 def check_calibration(config: ModelConfig) -> Quantization:
@@ -37,7 +35,7 @@ def check_calibration(config: ModelConfig) -> Quantization:
             f"calibration is for {', '.join(CALIBRATED)} alone: integer weights, beside inputs of "
             "products that are not quantized"
         )
-    if form.takes("lm_head"):
+    if form.takes("lm_head") and not config.tie_word_embeddings:
         raise ValueError("calibration leaves the head plain; ignore lm_head in the quantization")
     if not is_known(config):
         raise ValueError(
@@ -57,7 +55,8 @@ def calibrate(
 
     Each projection is calibrated on what it reads behind all that are quantized before it. Beside
     the parameters the devices hold the residual streams of all texts, ``[T, E]`` in the model's
-    dtype with T rounded up to a power of two, and of one projection three times float32 ``[I, I]``.
+    dtype with T rounded up to a power of two, attention scores of one text, and some five arrays
+    ``[I, I]`` of float32 for one projection.
 
     Args:
         params: the tree of a plain model, which becomes that of `config`, a layer at a time.
@@ -83,8 +82,10 @@ def calibrate(
             taken = [name for name in names if form.takes(f"{path}.{parent}.{name}")]
             if not taken:
                 continue
-            each = [hessian(layer, plain, kind, group, *batch) for batch in batches]
-            nodes = _nodes(layer[parent], taken, sum(each[1:], each[0]), form, f"{path}.{parent}")
+            total = hessian(layer, plain, kind, group, *batches[0])
+            for batch in batches[1:]:
+                total += hessian(layer, plain, kind, group, *batch)
+            nodes = _nodes(layer[parent], taken, total, form, f"{path}.{parent}")
             made[parent] = made.get(parent, {}) | nodes
             read = {
                 name: dequantize_weight(node, layer[parent][name].dtype)
