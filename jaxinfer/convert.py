@@ -3,19 +3,25 @@
 import argparse
 import sys
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any
 
-from jaxinfer.cli.flags.parser import CommandParser
+from jaxinfer.cli.flags.parser import CommandParser, positive_integer
 from jaxinfer.cli.process import OK, end_process, run_command
 from jaxinfer.config import QUANTIZATION_SCHEMES
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from jaxinfer.model.checkpoint.conversion import Calibrate
+    from jaxinfer.model.config import ModelConfig
+
+_MAX_TEXTS, _MAX_TOKENS = 128, 2048
 _EPILOG = """examples:
   jaxinfer convert Qwen/Qwen3-0.6B qwen3-orbax
   jaxinfer convert qwen3-orbax qwen3-safetensors --dtype float32
   jaxinfer convert Qwen/Qwen3-8B qwen3-8b-fp8 --quantize fp8
+  jaxinfer convert Qwen/Qwen3-8B qwen3-8b-int4 --quantize int4 --calibrate chats.jsonl
   jaxinfer convert SmolLM2-135M-Instruct.Q8_0.gguf smollm2"""
 
 
@@ -46,6 +52,28 @@ def build_parser() -> CommandParser:
         help="round plain weights, written as compressed-tensors has them: "
         f"{', '.join(QUANTIZATION_SCHEMES)} (default: leave them)",
     )
+    parser.add_argument(
+        "--calibrate",
+        action="append",
+        metavar="FILE",
+        help="with --quantize int4, W4A16_ASYM or int8: choose integers by GPTQ, so that outputs "
+        'on these texts change the least; .jsonl with a string or {"text": ...} a line, any other '
+        "file is one text; may be repeated (default: none, each weight is rounded to the nearest)",
+    )
+    parser.add_argument(
+        "--max-texts",
+        type=positive_integer,
+        metavar="N",
+        help="calibrate on the first N windows of the texts "
+        f"(default: {_MAX_TEXTS} with --calibrate)",
+    )
+    parser.add_argument(
+        "--max-tokens",
+        type=positive_integer,
+        metavar="N",
+        help="tokens of a window, in which longer texts are cut "
+        f"(default: {_MAX_TOKENS} with --calibrate, or the model's context)",
+    )
     parser.add_argument("--revision", help="branch, tag or commit on the hub (default: main)")
     parser.add_argument("-q", "--quiet", action="store_true", help="no progress bar, no summary")
     return parser
@@ -53,7 +81,15 @@ def build_parser() -> CommandParser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; returns its exit status."""
-    arguments = build_parser().parse_args(argv)
+    parser = build_parser()
+    arguments = parser.parse_args(argv)
+    for flag, needed in (
+        ("calibrate", "quantize"),
+        ("max_texts", "calibrate"),
+        ("max_tokens", "calibrate"),
+    ):
+        if getattr(arguments, flag) is not None and getattr(arguments, needed) is None:
+            parser.error(f"--{flag.replace('_', '-')} needs --{needed}")
     return run_command("convert", lambda: _run(arguments))
 
 
@@ -67,8 +103,10 @@ def _run(arguments: argparse.Namespace) -> int:
 
     output, shown = Path(arguments.output), not arguments.quiet
     try:
-        with ProgressBar(None, "Loading", enabled=shown, unit="B", unit_scale=True) as bar:
-            written = _convert(arguments, output, bar.advance_to)
+        with ExitStack() as bars:
+            bar = ProgressBar(None, "Loading", enabled=shown, unit="B", unit_scale=True)
+            bars.enter_context(bar)
+            written = _convert(arguments, output, bar.advance_to, bars.close)
     except KeyboardInterrupt:
         print(f"interrupted; {output} was not written", file=sys.stderr, flush=True)
         raise
@@ -78,7 +116,10 @@ def _run(arguments: argparse.Namespace) -> int:
 
 
 def _convert(
-    arguments: argparse.Namespace, output: "Path", progress: Callable[[int, int], None]
+    arguments: argparse.Namespace,
+    output: "Path",
+    progress: Callable[[int, int], None],
+    end_progress: Callable[[], None],
 ) -> str:
     """Write the directory; returns its format."""
     from jaxinfer.model.checkpoint.conversion import convert_directory
@@ -88,7 +129,10 @@ def _convert(
     file = gguf_file(arguments.model)
     if file is None:
         source = resolve_model(arguments.model, arguments.revision)
-        return convert_directory(source, output, to, dtype, progress, arguments.quantize)
+        calibrate = None
+        if arguments.calibrate is not None:
+            calibrate = _calibration(arguments, source, end_progress)
+        return convert_directory(source, output, to, dtype, progress, arguments.quantize, calibrate)
     if arguments.quantize is not None:
         raise ValueError(
             f"--quantize: {file.name} becomes plain safetensors; convert that directory again"
@@ -101,6 +145,44 @@ def _convert(
 
     convert_gguf(file, output, dtype, progress)
     return "safetensors"
+
+
+def _calibration(
+    arguments: argparse.Namespace, source: "Path", end_loading: Callable[[], None]
+) -> "Calibrate":
+    """What quantizes a model by the texts that the arguments name; they are read here."""
+    from jaxinfer.cli.evaluation.texts import check_ids, read_windows
+    from jaxinfer.model.calibration.calibrate import calibrate, check_calibration
+    from jaxinfer.model.hf_overrides import decoder_config
+    from jaxinfer.model.quantized.quantization import with_scheme
+    from jaxinfer.model.text.tokenizer import Tokenizer
+    from jaxinfer.progress import ProgressBar
+
+    config = with_scheme(decoder_config(source / "config.json"), arguments.quantize)
+    try:
+        check_calibration(config)
+    except ValueError as error:
+        raise ValueError(f"--quantize {arguments.quantize} --calibrate: {error}") from None
+    context = config.max_context_length
+    max_tokens = arguments.max_tokens or min(_MAX_TOKENS, context)
+    if not 2 <= max_tokens <= context:
+        raise ValueError(
+            f"--max-tokens must be from 2 to {context}, the model's context, got {max_tokens}"
+        )
+    tokenizer = Tokenizer.from_directory(source)
+    most = arguments.max_texts or _MAX_TEXTS
+    files = arguments.calibrate
+    windows = read_windows(files, tokenizer, tokenizer, max_tokens, most, flag="--calibrate")
+    check_ids(windows, source, config.vocab_size)
+    texts = [window.token_ids for window in windows]
+
+    def with_bar(params: dict[str, Any], config: "ModelConfig") -> None:
+        end_loading()
+        shown = not arguments.quiet
+        with ProgressBar(None, "Calibrating", enabled=shown, unit="layer") as bar:
+            calibrate(params, config.for_context(max_tokens), texts, bar.advance_to)
+
+    return with_bar
 
 
 if __name__ == "__main__":

@@ -169,7 +169,7 @@ def _windows(
     arguments: "argparse.Namespace", directories: Sequence[Path], configs: "list[ModelConfig]"
 ) -> "tuple[list[Window], int]":
     """The windows of all texts, and the most tokens that one may have."""
-    from jaxinfer.cli.evaluation.texts import read_windows
+    from jaxinfer.cli.evaluation.texts import check_ids, read_windows
     from jaxinfer.model.text.tokenizer import Tokenizer
 
     context = min(config.max_context_length for config in configs)
@@ -182,12 +182,7 @@ def _windows(
     windows = read_windows(
         arguments.text, tokenizers[0], tokenizers[-1], max_tokens, arguments.max_texts
     )
-    largest = max(max(window.token_ids) for window in windows)
-    if largest >= configs[0].vocab_size:
-        raise ValueError(
-            f"{directories[0]}: its tokenizer makes token {largest}, but config.json's vocab_size "
-            f"is {configs[0].vocab_size}; take the tokenizer files that the model came with"
-        )
+    check_ids(windows, directories[0], configs[0].vocab_size)
     return windows, max_tokens
 
 

@@ -18,9 +18,11 @@ from safetensors.numpy import load_file
 
 from jaxinfer import LLM
 from jaxinfer.convert import main
+from jaxinfer.model.checkpoint.hub import BUNDLED_MODEL
 from jaxinfer.model.checkpoint.orbax_files import is_checkpoint
 from jaxinfer.model.checkpoint.weights import load_params
 from jaxinfer.model.config import ModelConfig
+from jaxinfer.model.text.tokenizer import Tokenizer
 from jaxinfer.testing import TINY_SETTINGS
 from tests.lazy import torch
 from tests.model import small_models
@@ -246,3 +248,63 @@ def test_an_unusable_platform_is_one_line(source, tmp_path, capfd, monkeypatch):
     monkeypatch.setattr("jax.default_backend", broken)
     assert main([str(source), str(tmp_path / "out"), "-q"]) == 1
     assert "JAX_PLATFORMS=cuda allows nothing else" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("line", "status", "named"),
+    [
+        ("--calibrate story.txt", 2, "--calibrate needs --quantize"),
+        ("--quantize int4 --max-texts 3", 2, "--max-texts needs --calibrate"),
+        ("--quantize int4 --max-tokens 3", 2, "--max-tokens needs --calibrate"),
+        ("--quantize W8A8 --calibrate story.txt", 1, "--quantize W8A8 --calibrate: calibration is"),
+        ("--quantize fp8 --calibrate story.txt", 1, "--quantize fp8 --calibrate: calibration is"),
+        ("--quantize int4 --calibrate gone", 1, "--calibrate gone: No such file or directory"),
+        ("--quantize int4 --calibrate empty", 1, "empty: holds no text"),
+        ("--quantize int4 --calibrate one", 1, "one: has fewer than two tokens"),
+        (
+            "--quantize int4 --calibrate story.txt --max-tokens 4097",
+            1,
+            "--max-tokens must be from 2 to 4096, the model's context, got 4097",
+        ),
+    ],
+)
+def test_mistakes_of_calibration_are_one_line_before_weights_are_read(
+    tmp_path, monkeypatch, capfd, line, status, named
+):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("jaxinfer.model.checkpoint.conversion.load_params", None)
+    for name, text in {"story.txt": "Once upon a time", "empty": " ", "one": "a"}.items():
+        (tmp_path / name).write_text(text)
+    arguments = [str(BUNDLED_MODEL), "out", "--quiet", *line.split()]
+    if status == 2:
+        with pytest.raises(SystemExit, match="2"):
+            main(arguments)
+    else:
+        assert main(arguments) == status
+    error = capfd.readouterr().err
+    assert named in error
+    assert error.count("\n") == 1
+    assert not (tmp_path / "out").exists()
+
+
+def test_windows_of_all_files_calibrate_up_to_a_number(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    seen = []
+
+    def told(params, config, texts, progress):
+        seen.extend(texts)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("jaxinfer.model.calibration.calibrate.calibrate", told)
+    (tmp_path / "b.txt").write_text("The dog was happy.")
+    files = ["--calibrate", "a.jsonl", "--calibrate", "b.txt", "--max-tokens", "5"]
+    tokenizer = Tokenizer.from_directory(BUNDLED_MODEL)
+    first, last = map(
+        tokenizer.encode, ("Once upon a time there was a king.", "The dog was happy.")
+    )
+    (tmp_path / "a.jsonl").write_text('"Once upon a time there was a king."\n')
+    for most, expected in ((1, [first[:5]]), (4, [first[:5], first[5:], last[:5], last[5:]])):
+        seen.clear()
+        chosen = ["--quantize", "int4", *files, "--max-texts", str(most), "--quiet"]
+        assert main([str(BUNDLED_MODEL), "out", *chosen]) == 130
+        assert [list(each) for each in seen] == [each for each in expected if len(each) > 1]

@@ -84,14 +84,8 @@ def residual_stream(
     x = model.embed(params, token_ids).astype(activation_dtype(params))
     rotations = model.rotations(positions, config, x.dtype)
 
-    def attend(rotation: Rotation, attention: Params, heads: Heads) -> jax.Array:
-        q, k, v = heads
-        q, k = model.rotate_heads(attention, q, k, rotation, config.rms_norm_eps)
-        return dense_attention(q, k, v, mask)
-
     def step_of(index: int, kind: LayerKind) -> LayerStep:
-        attending = functools.partial(attend, rotations[kind.rotation])
-        context = LayerContext(config, kind, attending, index=index)
+        context = dense_context(config, kind, rotations[kind.rotation], mask, index)
         layer_step = functools.partial(model.decoder_layer, context=context)
         layer_step = jax.checkpoint(layer_step) if remat else layer_step
         return lambda layer, _, residuals, *rest: (None, [layer_step(layer, residuals[0])])
@@ -101,6 +95,24 @@ def residual_stream(
     seen: dict[int, jax.Array] = {}
     _, x = run_layers(layers, kinds, [None] * len(kinds), parts, watching(step_of, watched, seen))
     return x, seen
+
+
+def dense_context(
+    config: ModelConfig,
+    kind: LayerKind,
+    rotation: Rotation,
+    mask: Bool[Array, "*masked T T"],
+    index: int | None = None,
+) -> LayerContext:
+    """What a layer is given where whole sequences pass it; `mask` is of queries and keys."""
+    rotate_heads = architecture_of(config).rotate_heads
+
+    def attend(attention: Params, heads: Heads) -> jax.Array:
+        q, k, v = heads
+        q, k = rotate_heads(attention, q, k, rotation, config.rms_norm_eps)
+        return dense_attention(q, k, v, mask)
+
+    return LayerContext(config, kind, attend, index=index)
 
 
 @jax.named_scope("attention")

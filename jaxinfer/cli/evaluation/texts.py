@@ -1,4 +1,4 @@
-"""Texts of files as token ids, in windows that a model is evaluated on."""
+"""Texts of files as token ids, in windows that a model is evaluated or calibrated on."""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -44,6 +44,7 @@ def read_windows(
     reference: "Tokenizer",
     max_tokens: int,
     max_windows: int | None,
+    flag: str = "--text",
 ) -> list[Window]:
     """The texts of files, in windows of at most `max_tokens` tokens, one after the other.
 
@@ -56,6 +57,7 @@ def read_windows(
         reference: must make the same ones.
         max_tokens: of a window, at least 2.
         max_windows: how many to read; None for all.
+        flag: that names the files.
 
     Raises:
         ValueError: a file can't be read or holds no text, a text has fewer than two tokens or
@@ -64,13 +66,23 @@ def read_windows(
     windows = (
         window
         for file in files
-        for where, text in _texts(file)
+        for where, text in _texts(file, flag)
         for window in _windows(where, text, tokenizer, reference, max_tokens)
     )
     return list(islice(windows, max_windows))
 
 
-def _texts(file: str) -> Iterator[tuple[str, str]]:
+def check_ids(windows: Sequence[Window], directory: Path, vocab_size: int) -> None:
+    """Raise ValueError if a window has an id outside of the vocabulary of a directory's model."""
+    largest = max(max(window.token_ids) for window in windows)
+    if largest >= vocab_size:
+        raise ValueError(
+            f"{directory}: its tokenizer makes token {largest}, but config.json's vocab_size "
+            f"is {vocab_size}; take the tokenizer files that the model came with"
+        )
+
+
+def _texts(file: str, flag: str) -> Iterator[tuple[str, str]]:
     name = "standard input" if file == "-" else file
     if file == "-":
         whole = read_standard_input()
@@ -78,7 +90,7 @@ def _texts(file: str) -> Iterator[tuple[str, str]]:
         try:
             data = Path(file).expanduser().read_bytes()
         except OSError as error:
-            raise ValueError(f"--text {file}: {error.strerror}; give a file of text") from None
+            raise ValueError(f"{flag} {file}: {error.strerror}; give a file of text") from None
         whole = decode_file(data, name)
     if not whole.strip():
         raise ValueError(f"{name}: holds no text")
@@ -113,10 +125,7 @@ def _windows(
             "one tokenizer, or copy the reference's tokenizer files if they should have it"
         )
     if len(ids) < 2:
-        raise ValueError(
-            f"{where}: has fewer than two tokens, and the first is predicted from nothing; give a "
-            "longer text"
-        )
+        raise ValueError(f"{where}: has fewer than two tokens; give a longer text")
     added = ids[:1] if ids[:1] == tokenizer.encode("")[:1] else []
     first = 0
     while first < len(ids):

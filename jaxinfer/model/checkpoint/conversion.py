@@ -3,6 +3,7 @@
 import json
 import shutil
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -24,6 +25,7 @@ from jaxinfer.model.checkpoint.output_directory import (
 )
 from jaxinfer.model.checkpoint.safetensors_file import write_file
 from jaxinfer.model.checkpoint.weights import load_params, save_params
+from jaxinfer.model.config import ModelConfig
 from jaxinfer.model.hf_config import read_config_file
 from jaxinfer.model.hf_overrides import decoder_config
 from jaxinfer.model.quantized.config_json import quantization_config
@@ -31,6 +33,7 @@ from jaxinfer.model.quantized.quantization import Quantization, with_scheme
 from jaxinfer.model.score_head import SCORE, SCORE_FILE, read_score_head, score_entry
 
 Format = Literal["safetensors", "orbax"]
+Calibrate = Callable[[dict[str, Any], ModelConfig], None]
 
 # What makes a directory a usable model besides its weights and config.json.
 _COMPANIONS = (
@@ -56,6 +59,7 @@ def convert_directory(
     dtype: str | None = None,
     progress: Callable[[int, int], None] | None = None,
     quantize: str | None = None,
+    calibrate: Calibrate | None = None,
 ) -> Format:
     """Write the model of ``source`` to ``destination`` in the other format: all of it or nothing.
 
@@ -69,6 +73,8 @@ def convert_directory(
         dtype: of the written weights; the one config.json names if None.
         progress: called with (bytes read, bytes in all).
         quantize: a scheme of `SCHEMES` that plain weights are rounded by.
+        calibrate: ``(plain tree, config)``, makes it the quantized tree of that config instead of
+            rounding to the nearest.
 
     Returns:
         The format written.
@@ -90,7 +96,10 @@ def convert_directory(
     with written_beside(destination) as partial:
         leaves = jax.tree.leaves(abstract_params(config, dtype)) + list(head.values())
         check_space(destination, sum(leaf.size * leaf.dtype.itemsize for leaf in leaves))
-        params = load_params(source, config, dtype, progress=progress, beside=tuple(head))
+        read = config if calibrate is None else replace(config, quantization=None)
+        params = load_params(source, read, dtype, progress=progress, beside=tuple(head))
+        if calibrate is not None:
+            calibrate(params, config)
         if to == "safetensors":
             save_params(params, config, partial, beside=head)
         else:

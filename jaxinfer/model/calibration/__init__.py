@@ -1,0 +1,1 @@
+"""Quantizes the projections of a model by what they read on given texts."""
