@@ -28,8 +28,8 @@ def quantize(
 ) -> tuple[UInt8[Array, "*rows I"], Float[Array, "*rows"]]:
     """Symmetric integers of rows, not packed yet, and float32 scales; halves are rounded to even.
 
-    The largest magnitude becomes -8 or 7.5, which is cut to 7, as compressed-tensors has it. A row
-    of zeros has scale 0; the scale of one that holds infinity or NaN is such.
+    The largest magnitude is 7.5 steps, as compressed-tensors has it: half-way between -8 and -7,
+    or cut to 7. A row of zeros has scale 0; the scale of one that holds infinity or NaN is such.
     """
     wide = values.astype(jnp.float32)
     scale = jnp.max(jnp.abs(wide), axis=-1) * jnp.float32(2 / _LARGEST)

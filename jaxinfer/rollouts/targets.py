@@ -59,7 +59,7 @@ def targets_of(wanted: Any) -> tuple[Target, ...]:
         wanted: tree of `jax.ShapeDtypeStruct`.
 
     Raises:
-        ValueError: a node has a scale of inputs from a checkpoint, which no trainer's weights say.
+        ValueError: a node has a scale of inputs from a checkpoint, which no trainer's weights give.
     """
     found: dict[str, dict[str | None, jax.ShapeDtypeStruct]] = {}
     for path, like in leaves_by_path(wanted).items():

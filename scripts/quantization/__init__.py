@@ -1,0 +1,1 @@
+"""What quantized weights change: figures of each scheme, checked against a simulation."""

@@ -1,0 +1,40 @@
+"""The tables of quantized weights say what a record says, of schemes that don't fit, too."""
+
+from scripts.docs.quantization import bundled_table, smollm2_table
+
+_COMPARED = {"kl_mean": 2.5e-4, "kl_p99": 3e-3, "perplexity_ratio": 1.0002, "same_top_share": 0.96}
+_ANSWERS = {"right": 449, "same_replies": 440, "story_loss": 0.3105}
+
+
+def _record(**changes):
+    fitting, unfit = {"int8": _COMPARED}, {"fp8": {"does_not_fit": "q_proj"}}
+    int4 = {**_COMPARED, **_ANSWERS, "weight_bytes": 2_500_000, "weights": 0.34}
+    return {
+        "kind": "quantization",
+        "commit": "0123456789",
+        "machine": {"device": "cpu", "cpu": "x", "versions": {"jax": "0.11.2"}},
+        "questions": 450,
+        "plain": {**_ANSWERS, "right": 450, "weight_bytes": 7_350_000, "weights": 1.0},
+        "schemes": {"int4": {**int4, "simulated_kl": 1.004}},
+        "smollm2": {"schemes": fitting | unfit},
+        **changes,
+    }
+
+
+def test_schemes_stand_below_the_plain_weights():
+    plain, int4 = bundled_table([_record()])[2:]
+    assert plain.startswith("| plain | - | - | - | - | 450 of 450 | 440 of 450 | 0.3105 |")
+    assert "| 7.35 MB (100%) | - | cpu | 0.11.2 | 0123456 |" in plain
+    assert int4.startswith("| `int4` | 2.5e-04 | 3.0e-03 | 1.00020 | 96.00% | 449 of 450 |")
+    assert "| 2.50 MB (34%) | 1.004 |" in int4
+
+
+def test_what_does_not_fit_smollm2_says_so():
+    int8, fp8 = smollm2_table([_record()])[2:]
+    assert int8.startswith("| `int8` | 2.5e-04 | 3.0e-03 | 1.00020 | 96.00% | cpu |")
+    assert fp8.startswith("| `fp8` | does not fit | - | - | - | cpu |")
+
+
+def test_without_records_or_smollm2_nothing_was_measured():
+    assert bundled_table([]) == smollm2_table([]) == ["Not measured yet."]
+    assert smollm2_table([_record(smollm2=None)]) == ["Not measured yet."]
