@@ -17,8 +17,8 @@ def quantize_weight(weight: Float[Array, "O I"], form: Quantization) -> dict[str
     """The node of a projection, as `Quantization.node` describes it.
 
     Weights that share a scale are rounded to multiples of it: their largest magnitude is 127, 448
-    or 7.5 times the scale. With zero points, 15 steps lead from the smallest of them to the largest.
-    Halves are rounded to even. A scale is never 0, since files with such are refused.
+    or 7.5 times the scale. With zero points, 15 steps lead from the smallest to the largest. Halves
+    are rounded to even. A scale is never 0, since files with such are refused.
 
     Raises:
         ValueError: the form has scales of inputs, which no weight gives.
