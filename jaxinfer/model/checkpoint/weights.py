@@ -271,8 +271,8 @@ def _quantizing(form: Quantization, shardings: tuple[tuple[str, Any], ...]) -> A
     return jax.jit(lambda weight: quantize_weight(weight, form), out_shardings=dict(shardings))
 
 
-def _made(source: Source, entries: Sequence[TensorEntry]) -> np.ndarray:
-    """A leaf on the host: mostly a view of its file."""
+def _made(source: Source, entries: Sequence[TensorEntry]) -> Any:
+    """A leaf on the host, of which devices take slices: mostly a view of its file."""
     try:
         return source.made_of([entry.mapped() for entry in entries])
     except ModelLoadError as error:
@@ -294,7 +294,7 @@ def _ahead[Made](makers: Iterable[Callable[[], Made]]) -> Iterator[Made]:
 def _to_devices(
     source: Source,
     entries: Sequence[TensorEntry],
-    found: np.ndarray,
+    found: Any,
     leaf: jax.ShapeDtypeStruct,
 ) -> jax.Array:
     """Send one leaf to its devices and wait, so that host copies don't pile up."""

@@ -137,7 +137,7 @@ def test_a_tree_is_saved_as_it_is_loaded(tmp_path):
     params = quantize_params(tiny.params(CONFIG_PLAIN, "bfloat16"), CONFIG.quantization)
     save_params(params, CONFIG, tmp_path)
     read_back = ModelConfig.from_directory(tmp_path)
-    assert (read_back.dtype, read_back.quantization) == ("bfloat16", CONFIG.quantization)
+    assert (read_back.dtype, read_back.quantization) == ("bfloat16", CONFIG.quantization.saved())
     assert_trees_equal(load(tmp_path, "bfloat16"), params)
     with safetensors.safe_open(tmp_path / "model.safetensors", "np") as file:
         scale = file.get_tensor(f"{_UP}_scale")

@@ -87,7 +87,7 @@ def test_fused_tensors_are_cut_and_several_are_joined(tensors, num_devices, tmp_
 
 
 def test_fused_integers_are_cut_with_their_scales(tensors, tmp_path):
-    quantization = Quantization("int8", ignore=("lm_head", "re:.*down_proj"))
+    quantization = Quantization("int8", ignore=("lm_head", "re:.*down_proj")).saved()
     config = dataclasses.replace(FUSED, quantization=quantization)
     for layer in range(FUSED.num_hidden_layers):
         for projection in (*PARTS, "self_attn.o_proj"):
