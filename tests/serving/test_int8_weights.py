@@ -87,7 +87,7 @@ def test_a_directory_answers_as_its_plain_weights_do(directory, params, settings
         expected = answers(llm)
     given = {"model": str(directory), "skip_tokenizer_init": True}
     with tiny_llm(params=None, config=None, **given, **settings) as llm:
-        assert llm.model_config == INT8
+        assert llm.model_config == dataclasses.replace(INT8, quantization=FORMAT.saved())
         held = llm._loaded.replicas[0].runner.resident.params
         assert held["lm_head"]["weight"].dtype == np.int8
         assert answers(llm) == expected
