@@ -24,6 +24,7 @@ from jaxtyping import Array, Float, Int, Int32
 from jaxinfer.kernels.collectives.tensor_axis import TensorAxis
 from jaxinfer.kernels.implementations import module_of
 from jaxinfer.kernels.matmul import xla
+from jaxinfer.kernels.matmul.codes import form_of
 from jaxinfer.kernels.matmul.quantized import Form, QuantizedLinear
 from jaxinfer.kernels.norms.xla import rms_norm
 from jaxinfer.kernels.policy import XLA, Kernels
@@ -56,6 +57,15 @@ class Linear:
     def shape(self) -> tuple[int, ...]:
         """Outputs and inputs."""
         return self.weight.shape
+
+    @property
+    def operand(self) -> jax.Array:
+        """The weight as kernels take it."""
+        return self.weight
+
+    def rounded_inputs(self, x: Float[Array, "*batch I"]) -> Float[Array, "*batch I"]:
+        """A product's inputs as they are."""
+        return x
 
     def of_outputs(self, select: Callable[[jax.Array], jax.Array]) -> "Linear":
         """The projection to the outputs that `select` takes from an array ``[O, ...]``."""
@@ -171,8 +181,9 @@ def norm_project(
         and "mosaic" kernels then need them cut apart, a single one with all their features in turn.
     """
     if module := _module(kernels, residual.x, linears):
-        x, weights = residual.summed(), [linear.weight for linear in linears]
-        return ResidualStream(x), module.norm_project(x, norm, weights, eps=eps)
+        x, weights = residual.summed(), [linear.operand for linear in linears]
+        inputs, norm_left = _inputs(x, norm, eps, linears[0])
+        return ResidualStream(x), module.norm_project(inputs, norm_left, weights, eps=eps)
     x, hidden = _add_norm(residual, norm, eps, kernels)
     return ResidualStream(x), _project(hidden, linears, kernels)
 
@@ -201,7 +212,9 @@ def norm_gated(
         return residual, _multiplied(_opened(opened), widened)
     if module := _module(kernels, residual.x, (gate, up)):
         x = residual.summed()
-        return ResidualStream(x), module.norm_gated(x, norm, gate.weight, up.weight, eps=eps)
+        inputs, norm_left = _inputs(x, norm, eps, gate)
+        gated = module.norm_gated(inputs, norm_left, gate.operand, up.operand, eps=eps)
+        return ResidualStream(x), gated
     x, hidden = _add_norm(residual, norm, eps, kernels)
     return ResidualStream(x), _gated(hidden, gate, up, kernels)
 
@@ -215,7 +228,8 @@ def project_add(
 ) -> ResidualStream:
     """`residual + x @ weight.T`, the product rounded before it is added."""
     if module := _module(kernels, x, (linear,)):
-        return ResidualStream(module.project_add(x, linear.weight, residual.summed()))
+        inputs = linear.rounded_inputs(x)
+        return ResidualStream(module.project_add(inputs, linear.operand, residual.summed()))
     return add(residual, project(x, linear, kernels=kernels), kernels=kernels)
 
 
@@ -224,7 +238,7 @@ def project(
 ) -> Float[Array, "*batch O"]:
     """`x @ weight.T`, where nothing before or after it can be part of the same kernel."""
     if module := _module(kernels, x, (linear,)):
-        return module.project(x, linear.weight)
+        return module.project(linear.rounded_inputs(x), linear.operand)
     return _project(x, (linear,), kernels)[0]
 
 
@@ -237,11 +251,10 @@ def project_sum_add(
     kernels: Kernels = XLA,
 ) -> ResidualStream:
     """`residual` + the sum of all devices' `x @ weight.T`, each of them rounded."""
-    if axis.peers is not None and _have_kernels(kernels, x, (linear,)):
-        small = module_of("mosaic", "small")
-        weight = linear.weight
-        if small.supports_sum(x.shape[0], weight.shape, x.dtype, axis.size):
-            return ResidualStream(small.project_sum_add(x, weight, residual.summed(), axis.peers))
+    if axis.peers is not None and (small := _module(kernels, x, (linear,))):
+        if small.supports_sum(x.shape[0], linear.shape, x.dtype, axis.size):
+            operands = linear.rounded_inputs(x), linear.operand, residual.summed()
+            return ResidualStream(small.project_sum_add(*operands, axis.peers))
     return add_sum(residual, project(x, linear, kernels=kernels), axis, kernels=kernels)
 
 
@@ -352,10 +365,22 @@ def _multiplied(opened: jax.Array, up: jax.Array) -> jax.Array:
 
 def _module(kernels: Kernels, x: jax.Array, linears: Sequence[AnyLinear]) -> ModuleType | None:
     """The module of kernels that takes these operands, or None where XLA does the products."""
-    if not _have_kernels(kernels, x, linears):
+    if kernels.backend != "mosaic" or x.ndim != 2:
+        return None
+    form = form_of([linear.operand for linear in linears])
+    if form is None:
         return None
     small, shapes = module_of("mosaic", "small"), [linear.shape for linear in linears]
-    return small if small.supports(x.shape[0], shapes, x.dtype) else None
+    return small if small.supports(x.shape[0], shapes, x.dtype, form) else None
+
+
+def _inputs(
+    x: jax.Array, norm: jax.Array, eps: float, linear: AnyLinear
+) -> tuple[jax.Array, jax.Array | None]:
+    """What a kernel reads, and the norm that it applies: none where inputs are quantized first."""
+    if isinstance(linear, Linear) or linear.inputs is None:
+        return x, norm
+    return linear.rounded_inputs(rms_norm(x, norm, eps)), None
 
 
 def _have_kernels(kernels: Kernels, x: jax.Array, linears: Sequence[AnyLinear]) -> bool:

@@ -4,6 +4,7 @@ XLA multiplies by the plain weight that codes and scales stand for: of every for
 as of an unquantized model with this weight, and the reference for kernels that read codes.
 """
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol, runtime_checkable
@@ -14,6 +15,7 @@ from jaxtyping import Array, Float, Int
 
 from jaxinfer.kernels import fp8, int4, int8
 from jaxinfer.kernels.matmul import xla
+from jaxinfer.kernels.matmul.codes import Codes
 from jaxinfer.kernels.rounding import narrow
 
 InputScaling = Literal["token", "group", "tensor"]
@@ -61,6 +63,11 @@ class QuantizedLinear:
         outputs, width = self.weight.shape
         return (outputs, 2 * width if self.weight.dtype == jnp.uint8 else width)
 
+    @property
+    def operand(self) -> Codes | None:
+        """The arrays as kernels take them; None if these can't, whose inputs are in any order."""
+        return None if self.group is not None else Codes(self.weight, self.scale, self.zero)
+
     def of_outputs(self, select: Callable[[jax.Array], jax.Array]) -> "QuantizedLinear":
         """The projection to the outputs that `select` takes from an array ``[O, ...]``."""
         weight = select(self.weight)
@@ -74,9 +81,16 @@ class QuantizedLinear:
         self, x: Float[Array, "*batch I"], dtype: jax.typing.DTypeLike
     ) -> Float[Array, "*batch O"]:
         """``x @ matrix.T``, accumulated in float32, in `dtype`; inputs quantized where they are."""
-        # The barrier keeps XLA from making matrices of all layers at once, or before a loop.
-        x, own = jax.lax.optimization_barrier((x, self))
-        return xla.contract(own.rounded_inputs(x), own.matrix(x.dtype), dtype)
+        if self.inputs in ("token", "tensor") and self.scale.ndim == 1:
+            # Tensor cores multiply codes; a CPU's products of 8 bits are slow loops.
+            of_codes, by_matrix = (_product_of_codes, _product_by_matrix)
+            return jax.lax.platform_dependent(
+                self,
+                x,
+                cuda=functools.partial(of_codes, dtype=dtype),
+                default=functools.partial(by_matrix, dtype=dtype),
+            )
+        return _product_by_matrix(self, x, dtype)
 
     def matrix(self, dtype: jax.typing.DTypeLike) -> Float[Array, "O I"]:
         """The plain weight that codes and scales stand for, rounded to `dtype`."""
@@ -104,20 +118,20 @@ class QuantizedLinear:
         """What is left of a product's inputs once they were quantized, in their dtype."""
         if self.inputs is None:
             return x
+        codes, scale = self.quantized_inputs(x)
+        return narrow(codes.astype(jnp.float32) * scale[..., None], x.dtype).reshape(x.shape)
+
+    def quantized_inputs(self, x: Float[Array, "*batch I"]) -> tuple[jax.Array, jax.Array]:
+        """A product's inputs as codes ``[*batch, G, n]`` and float32 scales ``[*batch, G]``."""
         if self.inputs == "tensor":
-            return narrow(self._coded(x.astype(jnp.float32) / self.input_scale), x.dtype)
+            scaled = (x.astype(jnp.float32) / self.input_scale)[..., None, :]
+            scale = jnp.broadcast_to(self.input_scale, scaled.shape[:-1])
+            if self.weight.dtype == jnp.int8:
+                return jnp.clip(jnp.round(scaled), -128, 127).astype(jnp.int8), scale
+            return fp8.saturated(scaled).astype(fp8.FP8), scale
         size = self.shape[1] // self.scale.shape[1] if self.inputs == "group" else x.shape[-1]
         groups = x.reshape(*x.shape[:-1], -1, size)
-        form = int8 if self.weight.dtype == jnp.int8 else fp8
-        return narrow(form.dequantize(*form.quantize(groups)), x.dtype).reshape(x.shape)
-
-    def _coded(self, scaled: Float[Array, "*batch I"]) -> Float[Array, "*batch I"]:
-        """Inputs of one scale for all, as the codes that they become, times that scale."""
-        if self.weight.dtype == jnp.int8:
-            codes = jnp.clip(jnp.round(scaled), -128, 127)
-        else:
-            codes = fp8.saturated(scaled).astype(fp8.FP8).astype(jnp.float32)
-        return codes * self.input_scale
+        return (int8 if self.weight.dtype == jnp.int8 else fp8).quantize(groups)
 
     def _of_inputs(self, blocks: jax.Array) -> jax.Array:
         """Float32 ``[_, I]``: for each input what its block has."""
@@ -125,3 +139,24 @@ class QuantizedLinear:
         if self.group is not None:
             return wide[:, self.group]
         return jnp.repeat(wide, self.shape[1] // blocks.shape[1], axis=1)
+
+
+def _product_of_codes(own: QuantizedLinear, x: jax.Array, dtype: jax.typing.DTypeLike) -> jax.Array:
+    """Codes times codes, of one scale a token or for all, and one an output."""
+    codes, scale = own.quantized_inputs(x)
+    sums = jax.lax.dot_general(
+        codes.reshape(x.shape),
+        own.weight,
+        (((x.ndim - 1,), (1,)), ((), ())),
+        preferred_element_type=jnp.int32 if own.weight.dtype == jnp.int8 else jnp.float32,
+    )
+    return narrow(sums.astype(jnp.float32) * scale * own.scale, dtype)
+
+
+def _product_by_matrix(
+    own: QuantizedLinear, x: jax.Array, dtype: jax.typing.DTypeLike
+) -> jax.Array:
+    """Inputs times the plain weight."""
+    # The barrier keeps XLA from making matrices of all layers at once, or before a loop.
+    x, own = jax.lax.optimization_barrier((x, own))
+    return xla.contract(own.rounded_inputs(x), own.matrix(x.dtype), dtype)

@@ -274,7 +274,7 @@ def _int8(*shape, seed=0):
     [
         (2, "float32", "xla"),
         (3, "bfloat16", "xla"),
-        (2, "bfloat16", "mosaic"),
+        (3, "bfloat16", "mosaic"),
         (24, "bfloat16", "mosaic"),
         (64, "bfloat16", "mosaic"),
     ],

@@ -34,14 +34,17 @@ from jaxinfer.kernels.collectives.mosaic.peer_buffer import (
     shared_peer_buffer,
     trade,
 )
+from jaxinfer.kernels.matmul.codes import TILE, Codes, codes_of, form_of, shape_of
 from jaxinfer.kernels.matmul.mosaic.small_block import (
-    PRODUCER,
+    Ring,
     by_output,
     multiply,
     request_weights,
+    sum_over_block,
     sum_over_cluster,
 )
-from jaxinfer.kernels.matmul.mosaic.small_plan import TILE, Plan, SmallConfig, make_plan, supports
+from jaxinfer.kernels.matmul.mosaic.small_plan import Plan, SmallConfig, make_plan, supports
+from jaxinfer.kernels.matmul.mosaic.widened import scales_memory, tile_transforms
 from jaxinfer.kernels.mosaic.pages import SWIZZLED
 from jaxinfer.kernels.mosaic.rows import load_global, row_layout, store_anyhow
 
@@ -49,11 +52,13 @@ _VECTOR = 8  # elements of 16 bytes
 _SHARE_ROWS = 16  # of which a warpgroup holds one vector a thread
 _COLUMN = plgpu.Layout.WGMMA.reduce(0)
 
+type Weight = Float[Array, "O I"] | Codes
+
 
 def norm_project(
     x: Float[Array, "B I"],
-    norm: Float[Array, " I"],
-    weights: Sequence[Float[Array, "_ I"]],
+    norm: Float[Array, " I"] | None,
+    weights: Sequence[Weight],
     *,
     eps: float,
     config: SmallConfig | None = None,
@@ -63,22 +68,24 @@ def norm_project(
     Args:
         x: activations in bfloat16: 1, 2, 4, 8 or 16 rows. (Not float16: the activations times the
             norm's weight, before the division, could leave its range.)
-        norm: weight of the RMSNorm.
-        weights: `[O, I]` each, O a multiple of 64 and I of 64, in x's dtype.
+        norm: weight of the RMSNorm; None multiplies x as it is.
+        weights: `[O, I]` each, O a multiple of 64 and I of 64, in x's dtype; or `Codes` of one
+            form, I a multiple of 128.
         eps: of the norm.
         config: tuning; None takes the plan's own.
 
     Raises:
         ValueError: rows, sizes or a dtype that the kernels can't load.
     """
-    return _run("plain", x, tuple(weights), norm=norm, eps=eps, config=config)
+    kind = "plain" if norm is not None else "bare"
+    return _run(kind, x, tuple(weights), norm=norm, eps=eps, config=config)
 
 
 def norm_gated(
     x: Float[Array, "B I"],
-    norm: Float[Array, " I"],
-    gate: Float[Array, "F I"],
-    up: Float[Array, "F I"],
+    norm: Float[Array, " I"] | None,
+    gate: Weight,
+    up: Weight,
     *,
     eps: float,
     config: SmallConfig | None = None,
@@ -89,7 +96,7 @@ def norm_gated(
 
 def project_add(
     x: Float[Array, "B I"],
-    weight: Float[Array, "O I"],
+    weight: Weight,
     residual: Float[Array, "B O"],
     *,
     config: SmallConfig | None = None,
@@ -99,7 +106,7 @@ def project_add(
 
 
 def project(
-    x: Float[Array, "B I"], weight: Float[Array, "O I"], *, config: SmallConfig | None = None
+    x: Float[Array, "B I"], weight: Weight, *, config: SmallConfig | None = None
 ) -> Float[Array, "B O"]:
     """`x @ weight.T`; see `norm_project` for the limits."""
     return _run("bare", x, (weight,), config=config)[0]
@@ -107,7 +114,7 @@ def project(
 
 def project_sum_add(
     x: Float[Array, "B I"],
-    weight: Float[Array, "O I"],
+    weight: Weight,
     residual: Float[Array, "B O"],
     peers: Int32[Array, "N 2"],
     *,
@@ -130,10 +137,11 @@ def project_sum_add(
     Raises:
         ValueError: `supports_sum` says no.
     """
-    if not supports_sum(x.shape[0], weight.shape, x.dtype, peers.shape[0]):
+    shape = shape_of(weight)
+    if not supports_sum(x.shape[0], shape, x.dtype, peers.shape[0]):
         raise ValueError(
             f"sums of products take 2 or 4 GPUs and at most {MOST_BLOCKS * TILE} features; got a "
-            f"weight {weight.shape} on {peers.shape[0]} GPUs"
+            f"weight {shape} on {peers.shape[0]} GPUs"
         )
     return _run("summed", x, (weight,), residual=residual, peers=peers, config=config)[0]
 
@@ -147,75 +155,90 @@ def supports_sum(
 
 
 def _run(kind, x, weights, *, norm=None, residual=None, peers=None, eps=0.0, config=None):
-    B = x.shape[0]
-    shapes = [w.shape for w in weights]
-    if not supports(B, shapes, x.dtype):
+    B, form, shapes = x.shape[0], form_of(weights), [shape_of(w) for w in weights]
+    if form is None or not supports(B, shapes, x.dtype, form):
         raise ValueError(
             "rows must number 1, 2, 4, 8 or 16, sizes be multiples of 64 and the dtype bfloat16;"
             f" got x {x.dtype}{x.shape} and weights {shapes}"
         )
-    p = make_plan(kind, B, shapes, eps, config)
+    p = make_plan(kind, B, shapes, eps, config, form=form, normed=norm is not None)
     N = p.columns
-    refilled = p.chunks > p.stages
+    refilled, stages = p.chunks > p.stages, p.consumers * p.stages
+    tiles = (stages, p.matrices, TILE, form.width(p.chunk))
+    each = (p.consumers,) if p.consumers > 1 else ()
     scratch = {
-        "w_smem": plgpu.SMEM((p.stages, p.matrices, TILE, p.chunk), x.dtype, transforms=SWIZZLED),
-        "x_smem": plgpu.SMEM((p.chunks, N, p.chunk), x.dtype, transforms=SWIZZLED),
+        "w_smem": plgpu.SMEM(tiles, form.dtype, transforms=tile_transforms(form, p.chunk)),
+        "x_smem": plgpu.SMEM(
+            (p.consumers * p.kept_chunks, N, p.chunk), x.dtype, transforms=SWIZZLED
+        ),
         "o_smem": plgpu.SMEM((_SHARE_ROWS if kind == "summed" else N, TILE), x.dtype),
-        "filled": plgpu.Barrier(num_arrivals=p.matrices, num_barriers=p.stages),
-        "free": plgpu.Barrier(num_barriers=p.stages) if refilled else None,
-        "squares": plgpu.SMEM((N,), jnp.float32) if p.normed else None,
+        "filled": plgpu.Barrier(num_arrivals=p.matrices, num_barriers=stages),
+        "free": plgpu.Barrier(num_barriers=stages) if refilled else None,
+        "squares": plgpu.SMEM((*each, N), jnp.float32) if p.normed else None,
+        "scales": scales_memory(form, *each, p.matrices, p.scales),
         "partial": None,
         "gathered": None,
+        "shared": None,
+        "joined": None,
     }
     if p.splits > 1:
         parts = (p.matrices + p.normed, p.splits - 1)
         scratch["partial"] = plgpu.SMEM((*parts, TILE, N), jnp.float32)
         scratch["gathered"] = plgpu.Barrier(num_arrivals=parts[0] * parts[1])
+    if p.consumers > 1:
+        parts = (p.matrices + p.normed, p.consumers - 1)
+        scratch["shared"] = plgpu.SMEM((*parts, TILE, N), jnp.float32)
+        scratch["joined"] = plgpu.Barrier(num_arrivals=p.consumers - 1)
+    arrays, tree = jax.tree.flatten(weights)
     kernel = plgpu.kernel(
-        functools.partial(_block, p, len(weights)),
+        functools.partial(_block, p, tree),
         out_type=tuple(jax.ShapeDtypeStruct((B, n), x.dtype) for n in p.outputs),
         grid=(p.tiles,),
         grid_names=("tile",),
         cluster=(p.splits,) if p.splits > 1 else (),
         cluster_names=("split",) if p.splits > 1 else (),
-        num_threads=2,
+        num_threads=p.consumers + 1,
         thread_name="warpgroup",
         scratch_types=scratch,
         # All that one thread writes and another reads is committed in between.
         compiler_params=plgpu.CompilerParams(approx_math=True, unsafe_no_auto_barriers=True),
         kernel_name=f"small_{kind}",
     )
-    return kernel(x, *weights, *[a for a in (norm, residual, peers) if a is not None])
+    return kernel(x, *arrays, *[a for a in (norm, residual, peers) if a is not None])
 
 
-def _block(p: Plan, num_weights, x, *refs, w_smem, x_smem, o_smem, filled, free, squares, partial,
-           gathered):  # fmt: skip
-    weights, rest = refs[:num_weights], refs[num_weights:]
+def _block(p: Plan, tree, x, *refs, w_smem, x_smem, o_smem, filled, free, squares, scales, partial,
+           gathered, shared, joined):  # fmt: skip
+    weights, rest = jax.tree.unflatten(tree, refs[: tree.num_leaves]), refs[tree.num_leaves :]
     extra, outputs = rest[: len(rest) - len(p.outputs)], rest[len(rest) - len(p.outputs) :]
     tile, split = lax.axis_index("tile"), lax.axis_index("split") if p.splits > 1 else jnp.int32(0)
-    start = split * p.slice
+    ring = Ring(w_smem, x_smem, filled, free, scales, squares)
     warpgroup = lax.axis_index("warpgroup")
 
-    @pl.when(warpgroup == PRODUCER)
+    @pl.when(warpgroup == p.consumers)
     def _produce():
-        request_weights(p, weights, tile, start, w_smem, filled, free)
+        rings = [ring.of(p, consumer) for consumer in range(p.consumers)]
+        request_weights(p, weights, tile, split, rings)
 
-    @pl.when(warpgroup != PRODUCER)
+    @pl.when(warpgroup != p.consumers)
     def _consume():
         residual = _residual(p, extra[0], tile) if p.kind in ("residual", "summed") else None
         opened = None
         if p.kind == "summed":
             opened = open_exchange(shared_peer_buffer(extra[1].shape[0]), tile, extra[1])
-        norm = extra[0] if p.normed else None
-        sums = multiply(p, x, norm, start, w_smem, x_smem, squares, filled, free)
+        norm, own = extra[0] if p.normed else None, ring.of(p, warpgroup)
+        sums = multiply(p, x, norm, weights, tile, split, own)
         if p.normed:  # Travels with the sums as one more matrix.
-            column = plgpu.load(squares, layout=_COLUMN, optimized=False)
+            column = plgpu.load(own.squares, layout=_COLUMN, optimized=False)
             sums = (*sums, lax.broadcast_in_dim(column, sums[0].shape, [1]))
 
         def finish(sums):
             _finish(p, residual, opened, sums, tile, o_smem, outputs)
 
-        sum_over_cluster(p, split, sums, partial, gathered, finish)
+        def add_clusters(sums):
+            sum_over_cluster(p, split, sums, partial, gathered, finish)
+
+        sum_over_block(p, warpgroup, sums, shared, joined, add_clusters)
 
 
 def _finish(p: Plan, residual, opened, sums, tile, o_smem, outputs):
