@@ -10,9 +10,10 @@ from jax import Array
 from jaxtyping import Float
 
 FP8 = jnp.dtype(jnp.float8_e4m3fn)
-_LARGEST = float(jnp.finfo(FP8).max)
+LARGEST = float(jnp.finfo(FP8).max)
 # XLA divides by a constant thus in compiled code alone; written so, scales are the same everywhere.
-_STEPS = np.float32(1 / _LARGEST)
+STEPS = np.float32(1 / LARGEST)
+"""By which the largest magnitude of some values is multiplied to be their scale."""
 
 
 def saturated(values: Array) -> Array:
@@ -20,7 +21,7 @@ def saturated(values: Array) -> Array:
 
     A conversion by XLA makes NaN of larger ones. NaN stays NaN.
     """
-    return jnp.clip(values, -_LARGEST, _LARGEST)
+    return jnp.clip(values, -LARGEST, LARGEST)
 
 
 def quantize(
@@ -31,7 +32,7 @@ def quantize(
     A row of zeros has scale 0. One that holds infinity or NaN is NaN throughout.
     """
     wide = values.astype(jnp.float32)
-    scale = jnp.max(jnp.abs(wide), axis=-1) * _STEPS
+    scale = jnp.max(jnp.abs(wide), axis=-1) * STEPS
     scaled = wide / jnp.where(scale > 0, scale, 1.0)[..., None]
     sound = jnp.isfinite(scale)[..., None]
     return jnp.where(sound, saturated(scaled), jnp.nan).astype(FP8), scale

@@ -1,4 +1,4 @@
-"""The tables of docs/quantization.md, from records of scripts/quantization_quality.py."""
+"""The tables of docs/quantization.md, of scripts/quantization_quality.py and of workloads."""
 
 from typing import Any
 
@@ -47,6 +47,38 @@ def smollm2_table(records: list[Record]) -> list[str]:
     return markdown_table(header, rows)
 
 
+def speed_table(records: list[Record]) -> list[str]:
+    """The last record of each workload by scheme and device, and plain weights at the same tree."""
+    runs = [each for each in records if "workload" in each and "quantization" in each["engine"]]
+    trees = {each["tree"] for each in runs if each["engine"]["quantization"]}
+    last = {_run_of(each): each for each in runs if each["tree"] in trees}
+    rows = []
+    for record in sorted(last.values(), key=_run_of):
+        median, weights = record["runs"]["cold"]["median"], record["engine"]["quantization"]
+        tpot = median["tpot_s"]
+        rows.append(
+            (
+                record["workload"],
+                record["model"],
+                f"`{weights}`" if weights else "plain",
+                "-" if tpot is None else f"{tpot * 1e3:.2f}",
+                f"{median['output_tokens_per_s']:,.0f}",
+                f"{median['prompt_tokens_per_s']:,.0f}",
+                f"{record['start_up_s']:.0f}",
+                *where(record),
+                commit_of(record),
+            )
+        )
+    header = "workload | model | weights | TPOT ms | output tok/s | prompt tok/s | start s"
+    return markdown_table(header + " | device | jax | commit", rows)
+
+
+def _run_of(record: Record) -> tuple[str, ...]:
+    """What sets figures of the table apart."""
+    weights = record["engine"]["quantization"] or ""
+    return record["workload"], record["model"], record["machine"]["device"], weights
+
+
 def _compared(figures: Record) -> tuple[str, ...]:
     if "kl_mean" not in figures:
         return ("-",) * 4
@@ -58,5 +90,9 @@ def _compared(figures: Record) -> tuple[str, ...]:
     )
 
 
-QUANTIZATION_TABLES = {"quantized bundled": bundled_table, "quantized smollm2": smollm2_table}
+QUANTIZATION_TABLES = {
+    "quantized bundled": bundled_table,
+    "quantized smollm2": smollm2_table,
+    "quantized speed": speed_table,
+}
 """Makers of these tables, by name."""

@@ -29,9 +29,12 @@ def python_loop_ms() -> float:
     return min(timeit.repeat("sum(i for i in range(200_000))", number=1, repeat=5)) * 1e3
 
 
+_VARIANTS = ("--num-decode-steps", "--quantization")
+
+
 def is_of_a_variant(record: dict[str, Any]) -> bool:
     """A workload's run with an option that decides its speed, kept beside the default's."""
-    return "workload" in record and "--num-decode-steps" in record.get("command", "")
+    return "workload" in record and any(flag in record.get("command", "") for flag in _VARIANTS)
 
 
 def save_result(kind: str, figures: dict[str, Any], directory: Path = RESULTS) -> Path:

@@ -2,9 +2,8 @@
 
 A decoder layer is a norm with the projections that read it, a norm with the gated half of the MLP,
 and twice a projection that is added to the residual stream. Kernels compute each in one launch
-with few rows, the products that read a norm with some more; elsewhere the ops are the plain XLA
-functions of `matmul/xla.py`. A projection's weight comes as a `Linear` or a `QuantizedLinear`,
-which say what a product reads of it; kernels take plain ones.
+with few rows, of a `Linear` or a `QuantizedLinear`, and the products that read a norm with some
+more, of plain weights; elsewhere the ops are the plain XLA functions of `matmul/xla.py`.
 
 With many rows there are kernels for elementwise operations. XLA writes no residual stream in a
 long prefill, but adds up the outputs of several layers in every norm. So an addition to the stream
@@ -15,7 +14,7 @@ a small sum over devices (`ResidualStream.peers`).
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -24,7 +23,7 @@ from jaxtyping import Array, Float, Int, Int32
 from jaxinfer.kernels.collectives.tensor_axis import TensorAxis
 from jaxinfer.kernels.implementations import module_of
 from jaxinfer.kernels.matmul import xla
-from jaxinfer.kernels.matmul.codes import form_of
+from jaxinfer.kernels.matmul.mosaic.small_plan import MOST_ROWS
 from jaxinfer.kernels.matmul.quantized import Form, QuantizedLinear
 from jaxinfer.kernels.norms.xla import rms_norm
 from jaxinfer.kernels.policy import XLA, Kernels
@@ -52,6 +51,7 @@ class Linear:
     """
 
     weight: Any
+    form: ClassVar[None] = None
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -63,9 +63,9 @@ class Linear:
         """The weight as kernels take it."""
         return self.weight
 
-    def rounded_inputs(self, x: Float[Array, "*batch I"]) -> Float[Array, "*batch I"]:
-        """A product's inputs as they are."""
-        return x
+    def kernel_inputs(self, x: jax.Array, *norm: Any) -> tuple[jax.Array, Any]:
+        """What a kernel reads, and the norm left to it."""
+        return x, norm[0] if norm else None
 
     def of_outputs(self, select: Callable[[jax.Array], jax.Array]) -> "Linear":
         """The projection to the outputs that `select` takes from an array ``[O, ...]``."""
@@ -182,8 +182,8 @@ def norm_project(
     """
     if module := _module(kernels, residual.x, linears):
         x, weights = residual.summed(), [linear.operand for linear in linears]
-        inputs, norm_left = _inputs(x, norm, eps, linears[0])
-        return ResidualStream(x), module.norm_project(inputs, norm_left, weights, eps=eps)
+        inputs = linears[0].kernel_inputs(x, norm, eps)
+        return ResidualStream(x), module.norm_project(*inputs, weights, eps=eps)
     x, hidden = _add_norm(residual, norm, eps, kernels)
     return ResidualStream(x), _project(hidden, linears, kernels)
 
@@ -212,9 +212,8 @@ def norm_gated(
         return residual, _multiplied(_opened(opened), widened)
     if module := _module(kernels, residual.x, (gate, up)):
         x = residual.summed()
-        inputs, norm_left = _inputs(x, norm, eps, gate)
-        gated = module.norm_gated(inputs, norm_left, gate.operand, up.operand, eps=eps)
-        return ResidualStream(x), gated
+        inputs, weights = gate.kernel_inputs(x, norm, eps), (gate.operand, up.operand)
+        return ResidualStream(x), module.norm_gated(*inputs, *weights, eps=eps)
     x, hidden = _add_norm(residual, norm, eps, kernels)
     return ResidualStream(x), _gated(hidden, gate, up, kernels)
 
@@ -228,8 +227,8 @@ def project_add(
 ) -> ResidualStream:
     """`residual + x @ weight.T`, the product rounded before it is added."""
     if module := _module(kernels, x, (linear,)):
-        inputs = linear.rounded_inputs(x)
-        return ResidualStream(module.project_add(inputs, linear.operand, residual.summed()))
+        x, _ = linear.kernel_inputs(x)
+        return ResidualStream(module.project_add(x, linear.operand, residual.summed()))
     return add(residual, project(x, linear, kernels=kernels), kernels=kernels)
 
 
@@ -238,7 +237,7 @@ def project(
 ) -> Float[Array, "*batch O"]:
     """`x @ weight.T`, where nothing before or after it can be part of the same kernel."""
     if module := _module(kernels, x, (linear,)):
-        return module.project(linear.rounded_inputs(x), linear.operand)
+        return module.project(linear.kernel_inputs(x)[0], linear.operand)
     return _project(x, (linear,), kernels)[0]
 
 
@@ -251,10 +250,10 @@ def project_sum_add(
     kernels: Kernels = XLA,
 ) -> ResidualStream:
     """`residual` + the sum of all devices' `x @ weight.T`, each of them rounded."""
-    if axis.peers is not None and (small := _module(kernels, x, (linear,))):
-        if small.supports_sum(x.shape[0], linear.shape, x.dtype, axis.size):
-            operands = linear.rounded_inputs(x), linear.operand, residual.summed()
-            return ResidualStream(small.project_sum_add(*operands, axis.peers))
+    if axis.peers is not None and _have_kernels(kernels, x, (linear,)):
+        small, weight = module_of("mosaic", "small"), linear.weight
+        if small.supports_sum(x.shape[0], weight.shape, x.dtype, axis.size):
+            return ResidualStream(small.project_sum_add(x, weight, residual.summed(), axis.peers))
     return add_sum(residual, project(x, linear, kernels=kernels), axis, kernels=kernels)
 
 
@@ -304,11 +303,7 @@ def _add_norm(
 
 
 def _has_few_rows(x: jax.Array, kernels: Kernels) -> bool:
-    if kernels.backend != "mosaic" or x.ndim != 2:
-        return False
-    from jaxinfer.kernels.matmul.mosaic import small_plan as small_plan
-
-    return x.shape[0] <= small_plan.MOST_ROWS
+    return kernels.backend == "mosaic" and x.ndim == 2 and x.shape[0] <= MOST_ROWS
 
 
 def _leaves_sums(x: jax.Array, axis: TensorAxis, kernels: Kernels) -> bool:
@@ -367,23 +362,11 @@ def _module(kernels: Kernels, x: jax.Array, linears: Sequence[AnyLinear]) -> Mod
     """The module of kernels that takes these operands, or None where XLA does the products."""
     if kernels.backend != "mosaic" or x.ndim != 2:
         return None
-    form = form_of([linear.operand for linear in linears])
-    if form is None:
-        return None
-    small, shapes = module_of("mosaic", "small"), [linear.shape for linear in linears]
-    return small if small.supports(x.shape[0], shapes, x.dtype, form) else None
-
-
-def _inputs(
-    x: jax.Array, norm: jax.Array, eps: float, linear: AnyLinear
-) -> tuple[jax.Array, jax.Array | None]:
-    """What a kernel reads, and the norm that it applies: none where inputs are quantized first."""
-    if isinstance(linear, Linear) or linear.inputs is None:
-        return x, norm
-    return linear.rounded_inputs(rms_norm(x, norm, eps)), None
+    small, (form, *others) = module_of("mosaic", "small"), {linear.form for linear in linears}
+    shapes = [linear.shape for linear in linears]
+    return small if not others and small.supports(len(x), shapes, x.dtype, form) else None
 
 
 def _have_kernels(kernels: Kernels, x: jax.Array, linears: Sequence[AnyLinear]) -> bool:
-    """Whether there are kernels for weights of these formats, with some numbers of rows."""
     are_plain = all(isinstance(linear, Linear) for linear in linears)
     return are_plain and kernels.backend == "mosaic" and x.ndim == 2

@@ -1,7 +1,8 @@
 """The weight of a projection in a quantized format, and its products by XLA.
 
 XLA multiplies by the plain weight that codes and scales stand for: of every format the same product
-as of an unquantized model with this weight, and the reference for kernels that read codes.
+as of an unquantized model with this weight, and the reference for kernels that read codes. On GPUs
+it multiplies codes by codes where inputs have one scale a token.
 """
 
 import functools
@@ -15,7 +16,8 @@ from jaxtyping import Array, Float, Int
 
 from jaxinfer.kernels import fp8, int4, int8
 from jaxinfer.kernels.matmul import xla
-from jaxinfer.kernels.matmul.codes import Codes
+from jaxinfer.kernels.matmul.weight_form import GROUP, TILE, WeightForm
+from jaxinfer.kernels.norms.xla import rms_norm
 from jaxinfer.kernels.rounding import narrow
 
 InputScaling = Literal["token", "group", "tensor"]
@@ -64,9 +66,39 @@ class QuantizedLinear:
         return (outputs, 2 * width if self.weight.dtype == jnp.uint8 else width)
 
     @property
-    def operand(self) -> Codes | None:
-        """The arrays as kernels take them; None if these can't, whose inputs are in any order."""
-        return None if self.group is not None else Codes(self.weight, self.scale, self.zero)
+    def operand(self) -> "QuantizedLinear":
+        """The weight as kernels take it."""
+        return self
+
+    @property
+    def form(self) -> WeightForm:
+        """What kernels must know of it."""
+        outputs, inputs = self.shape
+        rows, groups = (*self.scale.shape, 1)[:2]
+        form = WeightForm(
+            dtype=jnp.dtype(self.weight.dtype),
+            is_grouped=self.scale.ndim == 2,
+            has_zeros=self.zero is not None,
+            rounds_inputs=self.inputs == "group",
+            has_own_inputs=self.inputs == "tensor",
+        )
+        if form.is_grouped:
+            known = inputs == groups * GROUP and (rows == outputs or outputs % (rows * TILE) == 0)
+            known = known and not (form.rounds_inputs and form.dtype != fp8.FP8)
+        else:
+            known = rows == outputs and not form.has_zeros and not form.rounds_inputs
+        return replace(form, is_known=known and self.group is None)
+
+    def kernel_inputs(
+        self, x: Float[Array, "B I"], norm: jax.Array | None = None, eps: float = 0.0
+    ) -> tuple[Float[Array, "B I"], jax.Array | None]:
+        """What a kernel reads, and the norm left to it.
+
+        A kernel quantizes inputs by groups alone. Others are rounded before, after their norm.
+        """
+        if self.inputs in (None, "group"):
+            return x, norm
+        return self.rounded_inputs(x if norm is None else rms_norm(x, norm, eps)), None
 
     def of_outputs(self, select: Callable[[jax.Array], jax.Array]) -> "QuantizedLinear":
         """The projection to the outputs that `select` takes from an array ``[O, ...]``."""
@@ -80,7 +112,7 @@ class QuantizedLinear:
     def product(
         self, x: Float[Array, "*batch I"], dtype: jax.typing.DTypeLike
     ) -> Float[Array, "*batch O"]:
-        """``x @ matrix.T``, accumulated in float32, in `dtype`; inputs quantized where they are."""
+        """``x @ matrix.T`` in `dtype`; inputs quantized where they are."""
         if self.inputs in ("token", "tensor") and self.scale.ndim == 1:
             # Tensor cores multiply codes; a CPU's products of 8 bits are slow loops.
             of_codes, by_matrix = (_product_of_codes, _product_by_matrix)
@@ -125,7 +157,8 @@ class QuantizedLinear:
         """A product's inputs as codes ``[*batch, G, n]`` and float32 scales ``[*batch, G]``."""
         if self.inputs == "tensor":
             scaled = (x.astype(jnp.float32) / self.input_scale)[..., None, :]
-            scale = jnp.broadcast_to(self.input_scale, scaled.shape[:-1])
+            is_nan = jnp.isnan(scaled).any(axis=-1)
+            scale = jnp.where(is_nan, jnp.nan, self.input_scale)
             if self.weight.dtype == jnp.int8:
                 return jnp.clip(jnp.round(scaled), -128, 127).astype(jnp.int8), scale
             return fp8.saturated(scaled).astype(fp8.FP8), scale
@@ -142,7 +175,10 @@ class QuantizedLinear:
 
 
 def _product_of_codes(own: QuantizedLinear, x: jax.Array, dtype: jax.typing.DTypeLike) -> jax.Array:
-    """Codes times codes, of one scale a token or for all, and one an output."""
+    """Codes times codes, of one scale a token or for all, and one an output.
+
+    Integers are summed exactly; float8_e4m3fn as GPUs do by default, with some 14 bits on Hopper.
+    """
     codes, scale = own.quantized_inputs(x)
     sums = jax.lax.dot_general(
         codes.reshape(x.shape),

@@ -17,8 +17,11 @@ from jaxinfer.kernels.attention import op as attention
 from jaxinfer.kernels.attention.pages import Pages
 from jaxinfer.kernels.attention.shared_prefix import SharedPrefixes, rows_in_item
 from jaxinfer.kernels.implementations import Op, module_of
+from jaxinfer.kernels.matmul.op import AnyLinear, linear_of
 from jaxinfer.kernels.norms.xla import rms_norm
 from jaxinfer.kernels.policy import XLA, Kernels
+from jaxinfer.model.quantized.params import quantize_weight
+from jaxinfer.model.quantized.quantization import Quantization
 from jaxinfer.serving.programs import peer_buffers
 from jaxinfer.serving.programs.shared_prefixes import find_groups, most_items, write_items
 
@@ -155,6 +158,35 @@ def _small() -> Iterator[Launch]:
             (wide, down, residual),
         )
         yield Launch(f"down of {B} rows", small.project, _product, (wide, down))
+    yield from _small_quantized()
+
+
+def _small_quantized() -> Iterator[Launch]:
+    """Each kind of codes; fp8 has blocks, and inputs that the kernel quantizes, too."""
+    small = module_of("mosaic", "small")
+    for scheme, B in (("fp8", 2), ("fp8", 16), ("int8", 2), ("W4A16_ASYM", 2)):
+        gate, up = (_quantized(scheme, _draw(seed, _F, _E)) for seed in (6, 7))
+        yield Launch(
+            f"norm, gate and up of {B} rows, {scheme}",
+            lambda x, norm, gate, up: small.norm_gated(x, norm, gate, up, eps=_EPS),
+            lambda x, norm, gate, up: _gated(
+                gate.rounded_inputs(rms_norm(x, norm, _EPS)),
+                *(each.matrix(x.dtype) for each in (gate, up)),
+            ),
+            (_draw(0, B, _E), _draw(2, _E), gate, up),
+        )
+    down = _quantized("fp8", _draw(5, _E, _F))
+    yield Launch(
+        "down of 2 rows, added, fp8",
+        small.project_add,
+        lambda x, w, residual: _product(w.rounded_inputs(x), w.matrix(x.dtype)) + residual,
+        (_draw(1, 2, _F), down, _draw(8, 2, _E)),
+    )
+
+
+def _quantized(scheme: str, weight: jax.Array) -> AnyLinear:
+    form = Quantization.scheme(scheme)
+    return linear_of({"w": quantize_weight(weight, form)}, "w", form)
 
 
 def _medium() -> Iterator[Launch]:

@@ -1,5 +1,7 @@
 """The projection ops: what they compute in plain XLA, and when kernels take over."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -11,6 +13,7 @@ from jaxinfer.kernels.matmul import op as projections
 from jaxinfer.kernels.matmul.mosaic import medium, small
 from jaxinfer.kernels.matmul.mosaic.small_plan import MOST_ROWS
 from jaxinfer.kernels.matmul.op import Linear, ResidualStream, linear_of
+from jaxinfer.kernels.matmul.quantized import QuantizedLinear
 from jaxinfer.kernels.matmul.xla import linear
 from jaxinfer.kernels.norms.mosaic import add_norm, silu_mul
 from jaxinfer.kernels.norms.xla import rms_norm
@@ -282,7 +285,7 @@ def _int8(*shape, seed=0):
 def test_integers_are_multiplied_as_the_plain_weight_that_they_stand_for(
     rows, dtype, backend, monkeypatch
 ):
-    """Bit for bit, by XLA on any backend: Mosaic's kernels take plain weights alone."""
+    """Bit for bit, by XLA on any backend: Mosaic's kernels take them for few rows alone."""
     for name in ("project", "gated"):
         monkeypatch.setattr(medium, name, _refuse)
     x, norm = _draw(rows, E, dtype=dtype), _draw(E, dtype=dtype) + 1
@@ -306,6 +309,46 @@ def test_integers_are_multiplied_as_the_plain_weight_that_they_stand_for(
     for got, wanted in zip(run(x, linears, Kernels(backend)), expected, strict=True):
         assert got.dtype == dtype
         np.testing.assert_array_equal(got, wanted)
+
+
+@pytest.mark.parametrize("inputs", [None, "group", "token"])
+def test_few_rows_of_codes_go_to_kernels_that_round_inputs_by_groups_alone(inputs, monkeypatch):
+    """What a kernel can't round is normed and rounded by XLA, and the kernel applies no norm."""
+    taken = {}
+
+    def record(name, x, norm, *weights, **_):
+        several = isinstance(weights[0], list)
+        taken[name] = x, norm, weights[0] if several else weights
+        product = jnp.zeros((len(x), F), x.dtype)
+        return (product,) if several else product
+
+    for name in ("norm_project", "norm_gated"):
+        monkeypatch.setattr(small, name, functools.partial(record, name))
+
+    def project_add(x, weight, residual):
+        taken["project_add"] = x, None, [weight]
+        return residual
+
+    monkeypatch.setattr(small, "project_add", project_add)
+    x, norm = _draw(2, E), _draw(E) + 1
+    linear = QuantizedLinear(
+        jnp.ones((F, E), jnp.float8_e4m3fn),
+        jnp.ones(F if inputs == "token" else (F // 64, E // 128)),
+        inputs=inputs,
+    )
+    by_xla, kernels = inputs == "token", Kernels("mosaic")
+    projections.norm_project(ResidualStream(x), norm, (linear,), eps=1e-6, kernels=kernels)
+    projections.norm_gated(ResidualStream(x), norm, linear, linear, eps=1e-6, kernels=kernels)
+    projections.project_add(x, linear, ResidualStream(_draw(2, F)), kernels=kernels)
+    assert set(taken) == {"norm_project", "norm_gated", "project_add"}
+    given, left, [weight] = taken.pop("project_add")
+    np.testing.assert_array_equal(given, linear.rounded_inputs(x) if by_xla else x)
+    assert weight.weight is linear.weight
+    for given, left, weights in taken.values():
+        normed = linear.rounded_inputs(rms_norm(x, norm, 1e-6))
+        np.testing.assert_array_equal(given, normed if by_xla else x)
+        assert (left is None) == by_xla
+        assert all(weight is linear for weight in weights)
 
 
 def test_a_projection_of_integers_is_cut_looked_up_and_traced_with_its_scales():

@@ -1,12 +1,14 @@
 """Products with quantized weights and inputs, against the sums that define them, in float64."""
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jaxinfer.kernels.matmul import quantized
 from jaxinfer.kernels.matmul.op import (
     ResidualStream,
     linear_of,
@@ -95,6 +97,38 @@ def test_inputs_are_rounded_as_the_form_defines(form):
     plain = x.astype(np.float64) @ wide.T
     assert not np.allclose(expected, plain, rtol=1e-4), "rounding shows"
     np.testing.assert_array_equal(got[1], 0)
+
+
+@pytest.mark.parametrize("form", [form for form in FORMS if form != "fp8 group"])
+def test_on_gpus_codes_are_multiplied_by_codes(form):
+    """What a GPU runs, here on a CPU: the sums that the form defines, or nearer to them."""
+    weight, scale, x = _draw(form)
+    node, inputs = _node(form, weight, scale)
+    own = linear_of({"q_proj": node}, "q_proj", form_of(inputs))
+    expected = (
+        _rounded(x.astype(np.float64), form)
+        @ (weight.astype(np.float32).astype(np.float64) * scale[:, None]).T
+    )
+    got = np.asarray(quantized._product_of_codes(own, jnp.asarray(x), jnp.float32), np.float64)
+    np.testing.assert_allclose(got, expected, atol=0.01 * np.abs(expected).max())
+    assert np.isclose(got, expected, rtol=1e-5, atol=1e-5 * np.abs(expected).max()).mean() > 0.9
+    product = jax.jit(lambda x: own.product(x, jnp.float32))
+    lowered = product.trace(jnp.asarray(x)).lower(lowering_platforms=("cuda",)).as_text()
+    kind = "xf8E4M3FN>" if form.startswith("fp8") else "xi8>"
+    [line] = [line for line in lowered.splitlines() if "dot_general" in line]
+    assert line.count(kind) == 2
+
+
+@pytest.mark.parametrize("form", ["int8 0.02", "fp8 0.02"])
+def test_inputs_that_are_nan_stay_so_with_one_scale_for_all(form):
+    weight, scale, x = _draw(form)
+    node, inputs = _node(form, weight, scale)
+    x[2, 5] = np.nan
+    own = linear_of({"q": node}, "q", form_of(inputs))
+    for product in (own.product, functools.partial(quantized._product_of_codes, own)):
+        got = np.asarray(product(jnp.asarray(x), jnp.float32))
+        assert np.isnan(got[2]).all()
+        assert np.isfinite(np.delete(got, 2, axis=0)).all()
 
 
 def test_inputs_of_infinity_are_nan_and_stay_in_their_row():

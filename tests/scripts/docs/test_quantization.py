@@ -1,6 +1,6 @@
 """The tables of quantized weights say what a record says, of schemes that don't fit, too."""
 
-from scripts.docs.quantization import bundled_table, smollm2_table
+from scripts.docs.quantization import bundled_table, smollm2_table, speed_table
 
 _COMPARED = {"kl_mean": 2.5e-4, "kl_p99": 3e-3, "perplexity_ratio": 1.0002, "same_top_share": 0.96}
 _ANSWERS = {"right": 449, "same_replies": 440, "story_loss": 0.3105}
@@ -38,3 +38,36 @@ def test_what_does_not_fit_smollm2_says_so():
 def test_without_records_or_smollm2_nothing_was_measured():
     assert bundled_table([]) == smollm2_table([]) == ["Not measured yet."]
     assert smollm2_table([_record(smollm2=None)]) == ["Not measured yet."]
+
+
+def _run(workload, quantization, tree="1", tpot_s=0.005, **changes):
+    median = {"tpot_s": tpot_s, "output_tokens_per_s": 1234.5, "prompt_tokens_per_s": 20.4}
+    return {
+        "workload": workload,
+        "model": "Qwen3-8b shape",
+        "engine": {"quantization": quantization},
+        "tree": tree,
+        "runs": {"cold": {"median": median}},
+        "start_up_s": 61.4,
+        "commit": "0123456789",
+        "machine": {"device": "H100", "versions": {"jax": "0.11.2"}},
+        **changes,
+    }
+
+
+def test_schemes_stand_beside_plain_weights_of_the_same_tree():
+    """Not beside those of another tree, and each once."""
+    records = [
+        _run("W2", None, tree="0", tpot_s=0.009),
+        _run("W2", "int4", tree="0", tpot_s=0.008),
+        _run("W2", None),
+        _run("W2", "int4", tpot_s=0.0035),
+        _run("W3", "FP8_DYNAMIC", tpot_s=None),
+        _run("W2", None, tree="2", tpot_s=0.007),
+    ]
+    plain, int4, dynamic = speed_table(records)[2:]
+    rest = "| 1,234 | 20 | 61 | H100 | 0.11.2 | 0123456 |"
+    assert plain == f"| W2 | Qwen3-8b shape | plain | 5.00 {rest}"
+    assert int4 == f"| W2 | Qwen3-8b shape | `int4` | 3.50 {rest}"
+    assert dynamic == f"| W3 | Qwen3-8b shape | `FP8_DYNAMIC` | - {rest}"
+    assert speed_table([_run("W2", None)]) == ["Not measured yet."]

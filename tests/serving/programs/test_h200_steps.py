@@ -12,6 +12,7 @@ import pytest
 from jaxinfer.kernels.policy import Kernels
 from jaxinfer.model.families.table import family_of
 from jaxinfer.model.modules import abstract_params
+from jaxinfer.model.quantized.quantization import with_scheme
 from jaxinfer.model.rope_scaling import RopeScaling
 from jaxinfer.model.sharding import ShardingRules
 from jaxinfer.planning.named_shapes import shape_config
@@ -268,6 +269,29 @@ _SMOLLM3 = dataclasses.replace(
     num_hidden_layers=12,
     unrotated_layers=(3, 7, 11),
 )
+
+
+@pytest.mark.parametrize(("scheme", "rounding"), [("fp8", 0), ("int4", 0), ("FP8_DYNAMIC", 10)])
+def test_few_rows_of_quantized_weights_launch_the_kernels_of_plain_ones(scheme, rounding):
+    """Inputs that XLA rounds after their norm take launches of their own, up to ten a layer."""
+    config = dataclasses.replace(_CONFIG, num_hidden_layers=4)
+    key = STEPS["decode_2"].key
+    _, plain = _compile(key, 1, config)
+    memory, text = _compile(key, 1, with_scheme(config, scheme))
+    kernels = {("small_bare" if rounding else "small_plain"): 1, "small_gated": 1}
+    kernels |= {**_FEW_ROWS, "small_plain": 0, **kernels}
+    expected = {name: 4 * count for name, count in kernels.items() if count}
+    assert hlo.mosaic_kernels(text) == expected
+    assert hlo.launches(text) - hlo.launches(plain) <= 4 * rounding
+    assert memory.temp_size_in_bytes < 2e6, "no weight is written out"
+
+
+def test_many_rows_of_rounded_inputs_are_multiplied_as_codes():
+    config = with_scheme(dataclasses.replace(_CONFIG, num_hidden_layers=2), "FP8_DYNAMIC")
+    _, text = _compile(PrefillShape(2048, 8, _WIDTH), 1, config)
+    products = [line for line in text.splitlines() if "f8e4m3fn[" in line and "dot(" in line]
+    matmuls = [line for line in text.splitlines() if "__cublas$lt$matmul$f8" in line]
+    assert len(products) + len(matmuls) >= 7
 
 
 @pytest.mark.parametrize("config", [_CONFIG, _SMOLLM3], ids=["qwen3", "smollm3"])

@@ -34,25 +34,27 @@ from jaxinfer.kernels.collectives.mosaic.peer_buffer import (
     shared_peer_buffer,
     trade,
 )
-from jaxinfer.kernels.matmul.codes import TILE, Codes, codes_of, form_of, shape_of
 from jaxinfer.kernels.matmul.mosaic.small_block import (
     Ring,
     by_output,
     multiply,
     request_weights,
-    sum_over_block,
     sum_over_cluster,
 )
-from jaxinfer.kernels.matmul.mosaic.small_plan import Plan, SmallConfig, make_plan, supports
-from jaxinfer.kernels.matmul.mosaic.widened import scales_memory, tile_transforms
-from jaxinfer.kernels.mosaic.pages import SWIZZLED
+from jaxinfer.kernels.matmul.mosaic.small_codes import memory_of_codes, ring_of_codes
+from jaxinfer.kernels.matmul.mosaic.small_codes_plan import CodesPlan, plan_codes, supports_codes
+from jaxinfer.kernels.matmul.mosaic.small_plan import Plan, SmallConfig, make_plan
+from jaxinfer.kernels.matmul.mosaic.small_plan import supports as supports_plain
+from jaxinfer.kernels.matmul.quantized import QuantizedLinear
+from jaxinfer.kernels.matmul.weight_form import TILE, WeightForm
+from jaxinfer.kernels.mosaic.pages import SWIZZLED, on_warps
 from jaxinfer.kernels.mosaic.rows import load_global, row_layout, store_anyhow
 
 _VECTOR = 8  # elements of 16 bytes
 _SHARE_ROWS = 16  # of which a warpgroup holds one vector a thread
 _COLUMN = plgpu.Layout.WGMMA.reduce(0)
 
-type Weight = Float[Array, "O I"] | Codes
+type Weight = Float[Array, "_ I"] | QuantizedLinear
 
 
 def norm_project(
@@ -69,8 +71,8 @@ def norm_project(
         x: activations in bfloat16: 1, 2, 4, 8 or 16 rows. (Not float16: the activations times the
             norm's weight, before the division, could leave its range.)
         norm: weight of the RMSNorm; None multiplies x as it is.
-        weights: `[O, I]` each, O a multiple of 64 and I of 64, in x's dtype; or `Codes` of one
-            form, I a multiple of 128.
+        weights: `[O, I]` each, O a multiple of 64 and I of 64, in x's dtype; or quantized ones of
+            one form, I a multiple of 128.
         eps: of the norm.
         config: tuning; None takes the plan's own.
 
@@ -90,7 +92,12 @@ def norm_gated(
     eps: float,
     config: SmallConfig | None = None,
 ) -> Float[Array, "B F"]:
-    """`silu(h @ gate.T) * (h @ up.T)` with `h = rms_norm(x)`; see `norm_project` for the limits."""
+    """`silu(h @ gate.T) * (h @ up.T)` with `h = rms_norm(x)`; see `norm_project` for the limits.
+
+    Only quantized weights are taken without a norm.
+    """
+    if norm is None and not isinstance(gate, QuantizedLinear):
+        raise ValueError("gate and up need a norm, unless they are quantized")
     return _run("gated", x, (gate, up), norm=norm, eps=eps, config=config)[0]
 
 
@@ -137,7 +144,7 @@ def project_sum_add(
     Raises:
         ValueError: `supports_sum` says no.
     """
-    shape = shape_of(weight)
+    shape = weight.shape
     if not supports_sum(x.shape[0], shape, x.dtype, peers.shape[0]):
         raise ValueError(
             f"sums of products take 2 or 4 GPUs and at most {MOST_BLOCKS * TILE} features; got a "
@@ -146,49 +153,60 @@ def project_sum_add(
     return _run("summed", x, (weight,), residual=residual, peers=peers, config=config)[0]
 
 
+def supports(
+    B: int,
+    shapes: Sequence[tuple[int, ...]],
+    dtype: jax.typing.DTypeLike,
+    form: WeightForm | None = None,
+) -> bool:
+    """Whether the kernels take `B` rows and weights `(O, I)`, plain ones or codes of a form."""
+    if form is None:
+        return supports_plain(B, shapes, dtype)
+    return supports_codes(B, shapes, dtype, form)
+
+
 def supports_sum(
     B: int, shape: tuple[int, ...], dtype: jax.typing.DTypeLike, num_devices: int
 ) -> bool:
     """Whether `project_sum_add` takes `B` rows and a share `(O, I)` of a weight."""
     fits = shape[0] <= MOST_BLOCKS * TILE and supports_devices(num_devices)
-    return fits and supports(B, [shape], dtype)
+    return fits and supports_plain(B, [shape], dtype)
 
 
 def _run(kind, x, weights, *, norm=None, residual=None, peers=None, eps=0.0, config=None):
-    B, form, shapes = x.shape[0], form_of(weights), [shape_of(w) for w in weights]
-    if form is None or not supports(B, shapes, x.dtype, form):
+    B = x.shape[0]
+    shapes = [w.shape for w in weights]
+    form = weights[0].form if isinstance(weights[0], QuantizedLinear) else None
+    if not supports(B, shapes, x.dtype, form):
         raise ValueError(
-            "rows must number 1, 2, 4, 8 or 16, sizes be multiples of 64 and the dtype bfloat16;"
+            "rows must number 1, 2, 4, 8 or 16, sizes be multiples of 64 and the dtype bfloat16, "
+            "inputs of quantized weights a multiple of 128 with a scale for all of them or for 128;"
             f" got x {x.dtype}{x.shape} and weights {shapes}"
         )
-    p = make_plan(kind, B, shapes, eps, config, form=form, normed=norm is not None)
-    N = p.columns
-    refilled, stages = p.chunks > p.stages, p.consumers * p.stages
-    tiles = (stages, p.matrices, TILE, form.width(p.chunk))
-    each = (p.consumers,) if p.consumers > 1 else ()
+    if form is None:
+        p = make_plan(kind, B, shapes, eps, config)
+    else:
+        p = plan_codes(kind, B, shapes, eps, config, form, has_norm=norm is not None)
+    N, stages = p.columns, p.config.consumers * p.stages
+    refilled = p.chunks > p.stages
+    kept = p.config.consumers * p.kept_chunks
     scratch = {
-        "w_smem": plgpu.SMEM(tiles, form.dtype, transforms=tile_transforms(form, p.chunk)),
-        "x_smem": plgpu.SMEM(
-            (p.consumers * p.kept_chunks, N, p.chunk), x.dtype, transforms=SWIZZLED
-        ),
+        "w_smem": plgpu.SMEM((p.stages, p.matrices, TILE, p.chunk), x.dtype, transforms=SWIZZLED),
+        "x_smem": plgpu.SMEM((kept, N, p.chunk), x.dtype, transforms=SWIZZLED),
         "o_smem": plgpu.SMEM((_SHARE_ROWS if kind == "summed" else N, TILE), x.dtype),
         "filled": plgpu.Barrier(num_arrivals=p.matrices, num_barriers=stages),
         "free": plgpu.Barrier(num_barriers=stages) if refilled else None,
-        "squares": plgpu.SMEM((*each, N), jnp.float32) if p.normed else None,
-        "scales": scales_memory(form, *each, p.matrices, p.scales),
+        "squares": plgpu.SMEM((N,), jnp.float32) if p.normed else None,
         "partial": None,
         "gathered": None,
-        "shared": None,
-        "joined": None,
+        "codes": None,
     }
     if p.splits > 1:
         parts = (p.matrices + p.normed, p.splits - 1)
         scratch["partial"] = plgpu.SMEM((*parts, TILE, N), jnp.float32)
         scratch["gathered"] = plgpu.Barrier(num_arrivals=parts[0] * parts[1])
-    if p.consumers > 1:
-        parts = (p.matrices + p.normed, p.consumers - 1)
-        scratch["shared"] = plgpu.SMEM((*parts, TILE, N), jnp.float32)
-        scratch["joined"] = plgpu.Barrier(num_arrivals=p.consumers - 1)
+    if isinstance(p, CodesPlan):
+        scratch |= memory_of_codes(p)
     arrays, tree = jax.tree.flatten(weights)
     kernel = plgpu.kernel(
         functools.partial(_block, p, tree),
@@ -197,7 +215,7 @@ def _run(kind, x, weights, *, norm=None, residual=None, peers=None, eps=0.0, con
         grid_names=("tile",),
         cluster=(p.splits,) if p.splits > 1 else (),
         cluster_names=("split",) if p.splits > 1 else (),
-        num_threads=p.consumers + 1,
+        num_threads=p.config.consumers + 1,
         thread_name="warpgroup",
         scratch_types=scratch,
         # All that one thread writes and another reads is committed in between.
@@ -207,29 +225,35 @@ def _run(kind, x, weights, *, norm=None, residual=None, peers=None, eps=0.0, con
     return kernel(x, *arrays, *[a for a in (norm, residual, peers) if a is not None])
 
 
-def _block(p: Plan, tree, x, *refs, w_smem, x_smem, o_smem, filled, free, squares, scales, partial,
-           gathered, shared, joined):  # fmt: skip
+def _block(p: Plan, tree, x, *refs, w_smem, x_smem, o_smem, filled, free, squares, partial,
+           gathered, codes):  # fmt: skip
     weights, rest = jax.tree.unflatten(tree, refs[: tree.num_leaves]), refs[tree.num_leaves :]
     extra, outputs = rest[: len(rest) - len(p.outputs)], rest[len(rest) - len(p.outputs) :]
     tile, split = lax.axis_index("tile"), lax.axis_index("split") if p.splits > 1 else jnp.int32(0)
-    ring = Ring(w_smem, x_smem, filled, free, scales, squares)
+    start = split * p.slice
     warpgroup = lax.axis_index("warpgroup")
+    memory = (w_smem, x_smem, filled, free, squares)
 
-    @pl.when(warpgroup == p.consumers)
+    def ring_of(consumer):
+        if isinstance(p, CodesPlan):
+            return ring_of_codes(p, memory, codes, split, consumer)
+        return Ring(p, *memory)
+
+    @pl.when(warpgroup == p.config.consumers)
     def _produce():
-        rings = [ring.of(p, consumer) for consumer in range(p.consumers)]
-        request_weights(p, weights, tile, split, rings)
+        rings = map(ring_of, range(p.config.consumers))
+        on_warps(*(functools.partial(request_weights, p, weights, tile, start, r) for r in rings))
 
-    @pl.when(warpgroup != p.consumers)
+    @pl.when(warpgroup != p.config.consumers)
     def _consume():
         residual = _residual(p, extra[0], tile) if p.kind in ("residual", "summed") else None
         opened = None
         if p.kind == "summed":
             opened = open_exchange(shared_peer_buffer(extra[1].shape[0]), tile, extra[1])
-        norm, own = extra[0] if p.normed else None, ring.of(p, warpgroup)
-        sums = multiply(p, x, norm, weights, tile, split, own)
+        norm, ring = extra[0] if p.normed else None, ring_of(warpgroup)
+        sums = multiply(p, x, norm, weights, tile, start, ring)
         if p.normed:  # Travels with the sums as one more matrix.
-            column = plgpu.load(own.squares, layout=_COLUMN, optimized=False)
+            column = plgpu.load(ring.squares, layout=_COLUMN, optimized=False)
             sums = (*sums, lax.broadcast_in_dim(column, sums[0].shape, [1]))
 
         def finish(sums):
@@ -238,7 +262,7 @@ def _block(p: Plan, tree, x, *refs, w_smem, x_smem, o_smem, filled, free, square
         def add_clusters(sums):
             sum_over_cluster(p, split, sums, partial, gathered, finish)
 
-        sum_over_block(p, warpgroup, sums, shared, joined, add_clusters)
+        ring.sum_over_block(sums, add_clusters)
 
 
 def _finish(p: Plan, residual, opened, sums, tile, o_smem, outputs):

@@ -35,14 +35,14 @@ def ask_for_piece(
 
 
 def prepare_piece(
-    p: Plan, asked: Asked, first: Scalar | int, known: int, layout: RegisterLayout, x_smem: Ref
+    p: Plan, asked: Asked, first: Scalar | int, known: int, layout: RegisterLayout, ring: Any
 ) -> jax.Array:
-    """Stores a piece of x, times the norm's weight, in `x_smem` from its chunk `first` on.
+    """Stores a piece of x, times the norm's weight, in a ring's `x` from its chunk `first` on.
 
     Args:
         known: chunks at the piece's beginning that were stored before, and are left out.
         layout: of `[N, columns]`, that the piece was asked for in.
-        x_smem: wgmma's operands, `[chunks, N, chunk]`.
+        ring: whose `x` are wgmma's operands, `[chunks, N, chunk]`.
 
     Returns:
         The sum of each row's squares, `[N]` in fp32, before the norm's weight.
@@ -55,8 +55,8 @@ def prepare_piece(
         spread = lax.broadcast_in_dim(values.astype(jnp.float32), (p.columns, values.size), [1])
         rows = rows * spread[:, known * p.chunk :]
     for index in range(rows.shape[1] // p.chunk):
-        values = rows[:, index * p.chunk : (index + 1) * p.chunk].astype(x_smem.dtype)
-        store_anyhow(x_smem.at[first + index], values)
+        values = ring.inputs(rows[:, index * p.chunk : (index + 1) * p.chunk])
+        store_anyhow(ring.x.at[first + index], values.astype(ring.x.dtype))
     return squared
 
 

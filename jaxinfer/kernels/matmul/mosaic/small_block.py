@@ -5,8 +5,7 @@ stages full (TMA); it asks for the first ones before anything else happens. The 
 brings its slice of the activations into shared memory, a piece at a time, and multiplies stage by
 stage. As in the decode kernel the large operand has wgmma's 64 rows and the batch is the 8 or 16
 columns.
-Codes are widened in registers, for which one warpgroup takes longer than the memory takes to send
-them: several share a block's slice, each with a ring of its own.
+Weights that are codes have another ring and more such warpgroups: `small_codes.py`.
 Blocks that share features form a cluster: they send their sums to the first one's shared memory, so
 that no second pass is needed (split-K, within a thread-block cluster).
 
@@ -15,9 +14,10 @@ Columns past the batch are zero and never written out.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -25,54 +25,76 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from jaxinfer.kernels.matmul.codes import GROUP, TILE, Codes, codes_of
 from jaxinfer.kernels.matmul.mosaic.small_activations import Asked, ask_for_piece, prepare_piece
 from jaxinfer.kernels.matmul.mosaic.small_plan import Plan
-from jaxinfer.kernels.matmul.mosaic.widened import of_features, store_scales, widened
-from jaxinfer.kernels.mosaic.pages import Ref, Scalar, on_warps
+from jaxinfer.kernels.matmul.weight_form import TILE
+from jaxinfer.kernels.mosaic.pages import Ref, Scalar
 from jaxinfer.kernels.mosaic.rows import row_layout, store_anyhow
 
 # The sums, the squares and what was asked for so far.
 type _Carry = tuple[tuple[jax.Array, ...], jax.Array, Asked]
 
 
-class Ring(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class Ring:
     """What a warpgroup multiplies, in shared memory, and the barriers of its stages.
 
     Attributes:
-        tiles: of weights, ``[stages, matrices, TILE, width]``.
+        plan: of the product.
+        tiles: of weights, ``[stages, matrices, TILE, chunk]``.
         x: activations, ``[chunks, N, chunk]``.
         filled: a barrier for each stage.
         free: likewise, where stages are filled again.
-        scales: of weights that are codes; None of others.
         squares: ``[N]``, where there is a norm.
-        consumer: number of the warpgroup, whose stages and chunks follow others'.
     """
 
+    plan: Plan
     tiles: Ref
     x: Ref
     filled: Any
     free: Any
-    scales: Any
     squares: Any
-    consumer: Scalar | int = 0
 
-    def of(self, p: Plan, consumer: Scalar | int) -> Ring:
-        """The same memory as one of several warpgroups sees it."""
-        if p.consumers == 1:
-            return self
-        own = jax.tree.map(lambda ref: ref.at[consumer], (self.scales, self.squares))
-        return Ring(*self[:4], *own, consumer)
+    def start(self, first: Scalar, size: int) -> Scalar:
+        """Where its slice, of a size, begins, if the block's begins at `first`."""
+        return first
 
-    def stage(self, p: Plan, slot: Scalar | int) -> Scalar | int:
+    def stage(self, slot: Scalar | int) -> Scalar | int:
         """The number of one of its stages."""
-        return slot if p.consumers == 1 else self.consumer * p.stages + slot
+        return slot
 
-    def chunk(self, p: Plan, index: Scalar | int) -> Scalar | int:
+    def chunk(self, index: Scalar | int) -> Scalar | int:
         """The place of one of its chunks of activations."""
-        if p.form.is_plain:
-            return index
-        return self.consumer * p.kept_chunks + lax.rem(index, p.kept_chunks)
+        return index
+
+    def elements(self, weight: Any) -> Ref:
+        """What tiles are copied from."""
+        return weight
+
+    def request_scales(self, weights: Sequence[Any], tile: Scalar, start: Scalar) -> None:
+        """Brings what else there is of weights to shared memory."""
+
+    def inputs(self, values: jax.Array) -> jax.Array:
+        """A chunk of activations as they are multiplied."""
+        return values
+
+    def operand(self, stage: Scalar | int, matrix: int, chunk: Scalar | int) -> Any:
+        """The tile of a stage as wgmma's first operand."""
+        return self.tiles.at[stage, matrix]
+
+    def scaled(self, products: list[jax.Array], chunks: Sequence[Any]) -> list[jax.Array]:
+        """Products of chunks as they are added to others'."""
+        return products
+
+    def total(self, sums: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+        """Sums of products over the slice as results."""
+        return sums
+
+    def sum_over_block(
+        self, sums: Sequence[jax.Array], go_on: Callable[[Sequence[jax.Array]], None]
+    ) -> None:
+        """Calls `go_on` with the sums over all of a block's slices."""
+        go_on(sums)
 
 
 def by_output(p: Plan, tile: Scalar, do: Callable[[int, Scalar], None]) -> None:
@@ -86,36 +108,27 @@ def by_output(p: Plan, tile: Scalar, do: Callable[[int, Scalar], None]) -> None:
 
 
 def request_weights(
-    p: Plan, weights: Sequence[Any], tile: Scalar, split: Scalar, rings: Sequence[Ring]
+    p: Plan, weights: Sequence[Any], tile: Scalar, first: Scalar, ring: Ring
 ) -> None:
-    """Keeps each ring full with a slice of the tile's weights, from a warp of its own."""
-    roles = [
-        functools.partial(_fill, p, weights, tile, _part(p, split, consumer), ring)
-        for consumer, ring in enumerate(rings)
-    ]
-    on_warps(*roles)
+    """Keeps the ring full with a slice of the tile's weights, from one warp.
 
-
-def _part(p: Plan, split: Scalar, consumer: Scalar | int) -> Scalar:
-    """The number of a warpgroup's slice of the contraction."""
-    return split if p.consumers == 1 else split * p.consumers + consumer
-
-
-def _fill(p: Plan, weights: Sequence[Any], tile: Scalar, part: Scalar, ring: Ring) -> None:
-    start, width = part * p.form.width(p.slice), p.form.width(p.chunk)
+    Args:
+        first: column of the weights' memory where the block's slice begins.
+    """
+    start, width = ring.start(first, p.width(p.slice)), p.width(p.chunk)
 
     def stream(output: int, feature: Scalar) -> None:
         def fetch(chunk: Scalar | int, slot: Scalar | int) -> None:
-            columns, stage = pl.ds(start + chunk * width, width), ring.stage(p, slot)
+            columns, stage = pl.ds(start + chunk * width, width), ring.stage(slot)
             for matrix in range(p.matrices):
-                elements = codes_of(weights[output + matrix])
-                source = elements.at[pl.ds(feature, TILE), columns]
+                source = ring.elements(weights[output + matrix])
+                source = source.at[pl.ds(feature, TILE), columns]
                 destination = ring.tiles.at[stage, matrix]
                 plgpu.copy_gmem_to_smem(source, destination, ring.filled.at[stage])
 
         def refill(chunk: Scalar, _: None) -> None:
             slot = lax.rem(chunk, jnp.int32(p.stages))
-            plgpu.barrier_wait(ring.free.at[ring.stage(p, slot)])
+            plgpu.barrier_wait(ring.free.at[ring.stage(slot)])
             fetch(chunk, slot)
 
         for slot in range(p.stages):
@@ -132,7 +145,7 @@ def multiply(
     norm: Any,
     weights: Sequence[Any],
     tile: Scalar,
-    split: Scalar,
+    start: Scalar,
     ring: Ring,
 ) -> tuple[jax.Array, ...]:
     """Sums `[TILE, N]` of every matrix over the warpgroup's slice, in fp32.
@@ -141,9 +154,12 @@ def multiply(
     weights that have arrived rest only as long as the first piece takes, for slices of any size.
 
     With a norm, the ring's squares become the sum of each row's squares over the slice.
+
+    Args:
+        start: the first element of the contraction that is the block's.
     """
     layout = row_layout(8, p.chunk)
-    start = _part(p, split, ring.consumer) * p.slice
+    start = ring.start(start, p.slice)
     step = min(p.chunks_at_once, p.chunks)
     pieces = -(-p.chunks // step)
     last = (pieces - 1) * step
@@ -152,7 +168,7 @@ def multiply(
         return ask_for_piece(p, x, norm, start + first * p.chunk, step * p.chunk, layout)
 
     def prepare(asked: Asked, first: Scalar | int, known: int) -> jax.Array:
-        return prepare_piece(p, asked, ring.chunk(p, first), known, layout, ring.x)
+        return prepare_piece(p, asked, ring.chunk(first), known, layout, ring)
 
     def piece(index: Scalar, carry: _Carry) -> _Carry:
         sums, squared, asked = carry
@@ -166,8 +182,7 @@ def multiply(
     squared = plgpu.layout_cast(jnp.zeros((p.columns,), jnp.float32), layout.reduce(1))
     zero = plgpu.layout_cast(jnp.zeros((TILE, p.columns), jnp.float32), plgpu.Layout.WGMMA)
     carry = ((zero,) * p.matrices, squared, ask(0))
-    if ring.scales is not None:
-        _request_scales(p, weights, tile, start // GROUP, ring)
+    ring.request_scales(weights, tile, start)
     if pieces > 1:
         carry = lax.fori_loop(0, pieces - 1, piece, carry)
     sums, squared, asked = carry
@@ -177,28 +192,13 @@ def multiply(
     if ring.squares is not None:
         store_anyhow(ring.squares, squared)
     plgpu.commit_smem()
-    # A loop needs one stage's registers where tiles are widened in them, else none.
-    refilled = max(last, p.chunks - p.stages) if p.form.is_plain else p.chunks
+    refilled = max(last, p.chunks - p.unrolled)
     if refilled > last:
         sums = _add_chunks(p, last, refilled, sums, ring)
     if refilled < p.chunks:
         rest = [(chunk, chunk % p.stages) for chunk in range(refilled, p.chunks)]
         sums = _add_products(p, rest, sums, ring)
-    if ring.scales is None or p.form.is_grouped:
-        return sums
-    return tuple(_scaled(p, values, ring, m, 0) for m, values in enumerate(sums))
-
-
-def _request_scales(
-    p: Plan, weights: Sequence[Codes], tile: Scalar, group: Scalar, ring: Ring
-) -> None:
-    """Brings the scales of the slice, whose first group is given, to shared memory."""
-
-    def request(output: int, feature: Scalar) -> None:
-        for matrix in range(p.matrices):
-            store_scales(weights[output + matrix], feature, group, matrix, ring.scales)
-
-    by_output(p, tile, request)
+    return ring.total(sums)
 
 
 def _add_chunks(
@@ -214,7 +214,7 @@ def _add_chunks(
         slot = lax.rem(chunk, jnp.int32(p.stages))
         sums = _add_products(p, [(chunk, slot)], sums, ring)
         if p.chunks > p.stages:
-            free = ring.stage(p, slot)
+            free = ring.stage(slot)
             pl.when(chunk < p.chunks - p.stages)(lambda: plgpu.barrier_arrive(ring.free.at[free]))
         return sums
 
@@ -227,71 +227,20 @@ def _add_products(
     sums: tuple[jax.Array, ...],
     ring: Ring,
 ) -> tuple[jax.Array, ...]:
-    """Adds the products of `chunks`, given with their stages, once they have arrived.
-
-    Where groups of inputs have scales it is one chunk, a group.
-    """
+    """Adds the products of `chunks`, given with their stages, once they have arrived."""
 
     def run(*accumulators: Ref) -> list[jax.Array]:
         for chunk, slot in chunks:
-            stage = ring.stage(p, slot)
+            stage = ring.stage(slot)
             plgpu.barrier_wait(ring.filled.at[stage])
             for matrix, accumulator in enumerate(accumulators):
-                operand = ring.x.at[ring.chunk(p, chunk)].transpose((1, 0))
-                plgpu.wgmma(accumulator, _weights(p, ring, stage, matrix, chunk), operand)
-                if not p.form.is_plain:
-                    plgpu.wgmma_wait(0)  # Lets the next tile have this one's registers.
+                operand = ring.x.at[ring.chunk(chunk)].transpose((1, 0))
+                plgpu.wgmma(accumulator, ring.operand(stage, matrix, chunk), operand)
         return [accumulator[...] for accumulator in accumulators]
 
     accumulator = plgpu.ACC((TILE, p.columns), jnp.float32)
-    products = pl.run_scoped(run, *[accumulator] * p.matrices)
-    if p.form.is_grouped:
-        [(chunk, _)] = chunks
-        products = [_scaled(p, values, ring, m, chunk) for m, values in enumerate(products)]
+    products = ring.scaled(pl.run_scoped(run, *[accumulator] * p.matrices), chunks)
     return tuple(total + more for total, more in zip(sums, products, strict=True))
-
-
-def _weights(p: Plan, ring: Ring, stage: Scalar | int, matrix: int, chunk: Scalar | int) -> Any:
-    """A tile as wgmma's first operand; codes in registers, less the zero points of their group."""
-    tile = ring.tiles.at[stage, matrix]
-    if p.form.is_plain:
-        return tile
-    wide = widened(tile)
-    if not p.form.has_zeros:
-        return wide
-    return wide - of_features(ring.scales["zero"].at[matrix, chunk], GROUP).astype(wide.dtype)
-
-
-def _scaled(p: Plan, sums: jax.Array, ring: Ring, matrix: int, index: Scalar | int) -> jax.Array:
-    """Sums `[TILE, N]` times one of the scales of each feature."""
-    return sums * of_features(ring.scales["scale"].at[matrix, index], p.columns)
-
-
-def sum_over_block(
-    p: Plan,
-    consumer: Scalar,
-    sums: Sequence[jax.Array],
-    shared: Any,
-    joined: Any,
-    go_on: Callable[[Sequence[jax.Array]], None],
-) -> None:
-    """Calls `go_on` with the sums over all of a block's slices, on its first warpgroup."""
-    if p.consumers == 1:
-        go_on(sums)
-        return
-
-    @pl.when(consumer > 0)
-    def _send():
-        for matrix, values in enumerate(sums):
-            store_anyhow(shared.at[matrix, consumer - 1], values)
-        plgpu.commit_smem()
-        plgpu.barrier_arrive(joined)
-
-    @pl.when(consumer == 0)
-    def _gather():
-        plgpu.barrier_wait(joined)
-        others = p.consumers - 1
-        go_on([_add_parts(others, own, shared.at[m]) for m, own in enumerate(sums)])
 
 
 def sum_over_cluster(
@@ -323,11 +272,12 @@ def sum_over_cluster(
     def _gather():
         plgpu.barrier_wait(gathered)
         finish(
-            [_add_parts(p.splits - 1, own, partial.at[matrix]) for matrix, own in enumerate(sums)]
+            [add_parts(p.splits - 1, own, partial.at[matrix]) for matrix, own in enumerate(sums)]
         )
 
 
-def _add_parts(count: int, own: jax.Array, partial: Any) -> jax.Array:
+def add_parts(count: int, own: jax.Array, partial: Any) -> jax.Array:
+    """A part of a sum and `count` others ``[TILE, N]``, in their order."""
     parts = (
         plgpu.load(partial.at[i], layout=plgpu.Layout.WGMMA, optimized=False) for i in range(count)
     )

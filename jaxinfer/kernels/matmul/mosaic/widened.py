@@ -18,8 +18,9 @@ from jax.extend.mlir import ir
 from jax.extend.mlir.dialects import arith
 
 from jaxinfer.kernels.fp8 import FP8
-from jaxinfer.kernels.matmul.codes import GROUP, TILE, Codes, WeightForm
-from jaxinfer.kernels.mosaic.pages import Ref, Scalar, swizzled
+from jaxinfer.kernels.matmul.quantized import QuantizedLinear
+from jaxinfer.kernels.matmul.weight_form import TILE
+from jaxinfer.kernels.mosaic.pages import Ref, Scalar
 from jaxinfer.kernels.mosaic.rows import load_global, store_anyhow
 
 _OPERAND = plgpu.Layout.WGMMA
@@ -27,22 +28,8 @@ _FEATURES = _OPERAND.reduce(1)  # of a vector over a tile's features
 _AT_ONCE = 8  # groups whose scales are on their way to a thread at once
 
 
-def tile_transforms(form: WeightForm, chunk: int) -> tuple[Any, ...]:
-    """Layout of a tile of `chunk` inputs in shared memory."""
-    itemsize = form.dtype.itemsize
-    return swizzled(min(form.width(chunk), 128 // itemsize), itemsize)
-
-
-def scales_memory(form: WeightForm, *counts: int) -> dict[str, Any] | None:
-    """Shared memory for so many scales of each of a tile's features, and their zero points."""
-    if form.is_plain:
-        return None
-    names = ("scale", "zero") if form.has_zeros else ("scale",)
-    return {name: plgpu.SMEM((*counts, TILE), jnp.float32) for name in names}
-
-
 def store_scales(
-    codes: Codes, feature: Scalar, first: Scalar, matrix: int, scales: dict[str, Ref]
+    codes: QuantizedLinear, feature: Scalar, first: Scalar, matrix: int, scales: dict[str, Ref]
 ) -> None:
     """Brings the scales of a tile to shared memory; `commit_smem` must follow.
 
@@ -51,7 +38,7 @@ def store_scales(
         feature: the tile's first.
         first: the first of the groups in the block's slice.
         matrix: the tile's place in `scales`.
-        scales: as of `scales_memory`.
+        scales: the part of a warpgroup in `memory_of_codes`.
     """
     count = scales["scale"].shape[1]
     piece = next(n for n in range(min(count, _AT_ONCE), 0, -1) if count % n == 0)
@@ -67,7 +54,7 @@ def store_scales(
     jax.lax.fori_loop(0, count // piece, store, None)
 
 
-def _scales(codes: Codes, feature: Scalar, group: Scalar) -> jax.Array:
+def _scales(codes: QuantizedLinear, feature: Scalar, group: Scalar) -> jax.Array:
     """The scales of a tile's features ``[TILE]`` for a group."""
     if len(codes.scale.shape) == 1:
         return load_global(codes.scale.at[pl.ds(feature, TILE)], _FEATURES)
@@ -108,7 +95,7 @@ def widened(tile: Ref) -> jax.Array:
 
 def _nibbles(rows: int, columns: int) -> Any:
     """Widens `[rows, columns]` bytes of two integers each."""
-    result = plgpu.ShapeDtypeStruct((rows, 2 * columns), jnp.bfloat16, layout=_OPERAND)
+    result = plgpu.ShapeDtypeStruct((rows, 2 * columns), jnp.dtype(jnp.bfloat16), layout=_OPERAND)
 
     @plgpu.inline_mgpu(arg_types=(plgpu.Layout.WGMMA_8BIT,), return_type=result)
     def widen(_: Any, pairs: Any) -> Any:

@@ -1,0 +1,166 @@
+"""A small product's weights as codes: widened in registers, by several warpgroups of a block.
+
+One warpgroup takes longer to widen codes than the memory takes to send them. So several share a
+block's slice of the contraction, each with stages and activations of its own; the first one adds
+their sums up. Scales are for sums: of a group of inputs, or of all.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any, override
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import mosaic_gpu as plgpu
+
+from jaxinfer.kernels.fp8 import FP8, LARGEST, STEPS
+from jaxinfer.kernels.matmul.mosaic.small_block import Ring, add_parts, by_output
+from jaxinfer.kernels.matmul.mosaic.small_codes_plan import CodesPlan
+from jaxinfer.kernels.matmul.mosaic.widened import of_features, store_scales, widened
+from jaxinfer.kernels.matmul.weight_form import GROUP, TILE
+from jaxinfer.kernels.mosaic.pages import Ref, Scalar, swizzled
+from jaxinfer.kernels.mosaic.rows import store_anyhow
+
+
+def memory_of_codes(p: CodesPlan) -> dict[str, Any]:
+    """Shared memory that takes the place of that of plain weights, and more."""
+    names = ("scale", "zero") if p.form.has_zeros else ("scale",)
+    scales = plgpu.SMEM((p.consumers, p.matrices, p.scales, TILE), jnp.float32)
+    codes: dict[str, Any] = {"scales": dict.fromkeys(names, scales)}
+    if p.consumers > 1:
+        parts = (p.matrices + p.normed, p.consumers - 1)
+        codes["shared"] = plgpu.SMEM((*parts, TILE, p.columns), jnp.float32)
+        codes["joined"] = plgpu.Barrier(num_arrivals=p.consumers - 1)
+    width = p.width(p.chunk)
+    tiles = (p.consumers * p.stages, p.matrices, TILE, width)
+    layout = swizzled(min(width, 128), p.form.dtype.itemsize)
+    squares = plgpu.SMEM((p.consumers, p.columns), jnp.float32) if p.normed else None
+    w_smem = plgpu.SMEM(tiles, p.form.dtype, transforms=layout)
+    return {"w_smem": w_smem, "squares": squares, "codes": codes}
+
+
+def ring_of_codes(
+    p: CodesPlan,
+    memory: Sequence[Any],
+    codes: dict[str, Any],
+    split: Scalar,
+    consumer: Scalar | int,
+) -> CodesRing:
+    """One warpgroup's part of memory that several have: of a `Ring`, and of `memory_of_codes`."""
+    tiles, x, filled, free, squares = memory
+    scales, squares = jax.tree.map(lambda ref: ref.at[consumer], (codes["scales"], squares))
+    return CodesRing(p, tiles, x, filled, free, squares, scales, codes, split, consumer)
+
+
+@dataclasses.dataclass(frozen=True)
+class CodesRing(Ring):
+    """The ring of one of several warpgroups.
+
+    Attributes:
+        scales: of the slice, ``[matrices, groups, TILE]``; their zero points, too.
+        codes: as of `memory_of_codes`.
+        split: number of the block in its cluster.
+        consumer: number of the warpgroup, whose stages and chunks follow others'.
+    """
+
+    plan: CodesPlan
+    scales: dict[str, Ref]
+    codes: dict[str, Any]
+    split: Scalar
+    consumer: Scalar | int
+
+    @override
+    def start(self, first: Scalar, size: int) -> Scalar:
+        return (self.split * self.plan.consumers + self.consumer) * size
+
+    @override
+    def stage(self, slot: Scalar | int) -> Scalar | int:
+        return self.consumer * self.plan.stages + slot
+
+    @override
+    def chunk(self, index: Scalar | int) -> Scalar | int:
+        kept = self.plan.kept_chunks
+        return self.consumer * kept + lax.rem(index, kept)
+
+    @override
+    def elements(self, weight: Any) -> Ref:
+        return weight.weight
+
+    @override
+    def request_scales(self, weights: Sequence[Any], tile: Scalar, start: Scalar) -> None:
+        matrices = range(self.plan.matrices)
+
+        def request(output: int, feature: Scalar) -> None:
+            for matrix in matrices:
+                codes = weights[output + matrix]
+                store_scales(codes, feature, start // GROUP, matrix, self.scales)
+
+        by_output(self.plan, tile, request)
+
+    @override
+    def operand(self, stage: Scalar | int, matrix: int, chunk: Scalar | int) -> Any:
+        """Codes in registers, less the zero points of their group."""
+        plgpu.wgmma_wait(0)  # Lets a tile have the last one's registers.
+        wide = widened(self.tiles.at[stage, matrix])
+        if not self.plan.form.has_zeros:
+            return wide
+        return wide - of_features(self.scales["zero"].at[matrix, chunk], GROUP).astype(wide.dtype)
+
+    @override
+    def inputs(self, values: jax.Array) -> jax.Array:
+        """What is left of a group ``[N, GROUP]`` of inputs in float8_e4m3fn, if that is the form.
+
+        A row's scale takes part in all of its values: that the norm divides later changes no code.
+        """
+        if not self.plan.form.rounds_inputs:
+            return values
+        largest = jnp.maximum(values, -values).max(axis=1)
+        scale = jnp.where(largest > 0, largest * STEPS, 1.0)
+        scale = lax.broadcast_in_dim(scale, values.shape, [0])
+        codes = jnp.clip(values / scale, -LARGEST, LARGEST).astype(FP8)
+        return codes.astype(jnp.float16).astype(jnp.float32) * scale
+
+    @override
+    def scaled(self, products: list[jax.Array], chunks: Sequence[Any]) -> list[jax.Array]:
+        """By the scales of a group, which is one chunk."""
+        if not self.plan.form.is_grouped:
+            return products
+        [(chunk, _)] = chunks
+        return [self._times(values, m, chunk) for m, values in enumerate(products)]
+
+    @override
+    def total(self, sums: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+        """By the scales that all inputs share."""
+        if self.plan.form.is_grouped:
+            return sums
+        return tuple(self._times(values, m, 0) for m, values in enumerate(sums))
+
+    def _times(self, sums: jax.Array, matrix: int, index: Scalar | int) -> jax.Array:
+        return sums * of_features(self.scales["scale"].at[matrix, index], self.plan.columns)
+
+    @override
+    def sum_over_block(
+        self, sums: Sequence[jax.Array], go_on: Callable[[Sequence[jax.Array]], None]
+    ) -> None:
+        """Calls `go_on` on the first warpgroup alone."""
+        others = self.plan.consumers - 1
+        if not others:
+            go_on(sums)
+            return
+        shared, joined = self.codes["shared"], self.codes["joined"]
+
+        @pl.when(self.consumer > 0)
+        def _send():
+            for matrix, values in enumerate(sums):
+                store_anyhow(shared.at[matrix, self.consumer - 1], values)
+            plgpu.commit_smem()
+            plgpu.barrier_arrive(joined)
+
+        @pl.when(self.consumer == 0)
+        def _gather():
+            plgpu.barrier_wait(joined)
+            go_on([add_parts(others, own, shared.at[m]) for m, own in enumerate(sums)])
