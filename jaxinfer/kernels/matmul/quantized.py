@@ -161,7 +161,7 @@ class QuantizedLinear:
             scale = jnp.where(is_nan, jnp.nan, self.input_scale)
             if self.weight.dtype == jnp.int8:
                 return jnp.clip(jnp.round(scaled), -128, 127).astype(jnp.int8), scale
-            return fp8.saturated(scaled).astype(fp8.FP8), scale
+            return fp8.rounded(fp8.saturated(scaled)).astype(fp8.FP8), scale
         size = self.shape[1] // self.scale.shape[1] if self.inputs == "group" else x.shape[-1]
         groups = x.reshape(*x.shape[:-1], -1, size)
         return (int8 if self.weight.dtype == jnp.int8 else fp8).quantize(groups)

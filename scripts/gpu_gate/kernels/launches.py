@@ -170,7 +170,8 @@ def _small_quantized() -> Iterator[Launch]:
             f"norm, gate and up of {B} rows, {scheme}",
             lambda x, norm, gate, up: small.norm_gated(x, norm, gate, up, eps=_EPS),
             lambda x, norm, gate, up: _gated(
-                gate.rounded_inputs(rms_norm(x, norm, _EPS)),
+                # Before anything rounds it to bfloat16, which moves inputs to neighbouring codes.
+                gate.rounded_inputs(rms_norm(_float32(x), _float32(norm), _EPS)).astype(x.dtype),
                 *(each.matrix(x.dtype) for each in (gate, up)),
             ),
             (_draw(0, B, _E), _draw(2, _E), gate, up),
@@ -258,6 +259,10 @@ _BY_OP: dict[Op, Callable[[], Iterator[Launch]]] = {
     "silu_mul": _silu_mul,
     "all_reduce": _all_reduce,
 }
+
+
+def _float32(values: jax.Array) -> jax.Array:
+    return values.astype(jnp.float32)
 
 
 def _product(x: jax.Array, weight: jax.Array) -> jax.Array:
