@@ -26,6 +26,7 @@ TESTS = (
     "tests/serving/startup/test_h200_start.py",  # the longest first
     "tests/kernels/collectives/test_mosaic_all_reduce.py",
     "tests/kernels/norms/test_mosaic_elementwise.py",
+    "tests/kernels/test_fp8.py",
     "tests/kernels/test_mosaic_lowering.py",
     "tests/kernels/test_mosaic_registers.py",
     "tests/kernels/attention/test_mosaic_occupancy.py",
