@@ -30,7 +30,6 @@ from jaxtyping import Array, Float
 from jaxinfer.kernels.constants import MULTIPROCESSORS
 from jaxinfer.kernels.fp8 import FP8
 from jaxinfer.kernels.matmul.mosaic.large_plan import (
-    CONSUMERS,
     ROWS,
     LargeConfig,
     choose,
@@ -45,6 +44,8 @@ __all__ = ["multiply", "project", "supports"]
 
 _WGMMA = plgpu.Layout.WGMMA
 _OF_ROWS = _WGMMA.reduce(1)
+# Of a thread of a consumer and of the producer, by consumers.
+_REGISTERS = {2: (232, 40), 3: (160, 32)}
 
 
 def project(
@@ -85,7 +86,8 @@ def multiply(
     config = config or choose(len(codes), shapes, linears[0].form)
     if config is None:
         raise ValueError(f"no configuration for {codes.shape} times {shapes}, {linears[0].form}")
-    p = _Problem(*codes.shape, tuple(outputs for outputs, _ in shapes), jnp.dtype(dtype), config)
+    M, size = codes.shape
+    p = _Problem(M, size, tuple(outputs for outputs, _ in shapes), jnp.dtype(dtype), config)
     weights = [each for linear in linears for each in (linear.weight, linear.scale)]
     return _launch(p)(codes, scale, *weights)
 
@@ -108,7 +110,7 @@ class _Problem:
     @property
     def rows(self) -> int:
         """Of a tile."""
-        return CONSUMERS * ROWS
+        return self.config.consumers * ROWS
 
     @property
     def tiles(self) -> tuple[int, int]:
@@ -147,6 +149,10 @@ class _Problem:
         row = row * self.config.share_weights + self.place("row")
         return row * self.rows, column * self.config.share_rows + self.place("column")
 
+    def after(self, slot: Scalar) -> Scalar:
+        """The slot that is filled next."""
+        return jnp.where(slot == self.config.stages - 1, 0, slot + 1)
+
     def by_output(self, tile: Scalar, do: Callable[[int, Scalar], None]) -> None:
         """Calls `do(output, tile)` for the output that a tile is in, with its number there."""
         first = 0
@@ -162,10 +168,10 @@ class _Problem:
 def _launch(p: _Problem) -> Callable[..., tuple[jax.Array, ...]]:
     c = p.config
     operand = swizzled(GROUP, FP8.itemsize)
-    free = plgpu.Barrier(num_arrivals=CONSUMERS, num_barriers=c.stages)
+    free = plgpu.Barrier(num_arrivals=c.consumers, num_barriers=c.stages)
     if p.cluster:  # A slot is free when no block that it was filled for reads it.
         free = plgpu.ClusterBarrier(
-            collective_axes=tuple(p.cluster), num_arrivals=CONSUMERS, num_barriers=c.stages
+            collective_axes=tuple(p.cluster), num_arrivals=c.consumers, num_barriers=c.stages
         )
     return plgpu.kernel(
         functools.partial(_block, p),
@@ -174,13 +180,13 @@ def _launch(p: _Problem) -> Callable[..., tuple[jax.Array, ...]]:
         grid_names=("cluster",),
         cluster=tuple(p.cluster.values()),
         cluster_names=tuple(p.cluster),
-        num_threads=CONSUMERS + 1,
+        num_threads=c.consumers + 1,
         thread_name="warpgroup",
         scratch_types={
             "x_smem": plgpu.SMEM((c.stages, p.rows, GROUP), FP8, transforms=operand),
             "w_smem": plgpu.SMEM((c.stages, GROUP, GROUP), FP8, transforms=operand),
             "s_smem": plgpu.SMEM((c.stages, p.rows), jnp.float32),
-            "o_smem": plgpu.SMEM((CONSUMERS, ROWS, GROUP), p.dtype, transforms=SWIZZLED),
+            "o_smem": plgpu.SMEM((c.consumers, ROWS, GROUP), p.dtype, transforms=SWIZZLED),
             "filled": plgpu.Barrier(num_arrivals=3, num_barriers=c.stages),
             "free": free,
         },
@@ -194,21 +200,25 @@ def _block(p, x, scale, *refs, x_smem, w_smem, s_smem, o_smem, filled, free):
     weights, scales = (refs[first : 2 * len(p.outputs) : 2] for first in (0, 1))
     consumer = lax.axis_index("warpgroup")
 
-    @pl.when(consumer == CONSUMERS)
+    @pl.when(consumer == p.config.consumers)
     def _produce():
-        plgpu.set_max_registers(40, action="decrease")
+        plgpu.set_max_registers(_REGISTERS[p.config.consumers][1], action="decrease")
         on_warps(
             lambda: _stream_weights(p, weights, w_smem, filled, free),
             lambda: _stream_rows(p, x, scale, x_smem, s_smem, filled, free),
         )
 
-    @pl.when(consumer < CONSUMERS)
+    @pl.when(consumer < p.config.consumers)
     def _consume():
-        plgpu.set_max_registers(232, action="increase")
+        plgpu.set_max_registers(_REGISTERS[p.config.consumers][0], action="increase")
 
-        def one(index, _):
+        def one(index, slot):
             row, tile = p.tile(index)
-            sums = _multiply(p, index, tile, consumer, scales, x_smem, w_smem, s_smem, filled, free)
+            # So many groups from here on, stages are filled again.
+            left = (p.count - index) * p.steps - p.config.stages
+            sums, slot = _multiply(
+                p, left, slot, tile, consumer, scales, x_smem, w_smem, s_smem, filled, free
+            )
             plgpu.wait_smem_to_gmem(0, wait_read_only=True)
             store_anyhow(o_smem.at[consumer], sums.astype(p.dtype))
             plgpu.commit_smem()
@@ -220,8 +230,9 @@ def _block(p, x, scale, *refs, x_smem, w_smem, s_smem, o_smem, filled, free):
                 )
 
             p.by_output(tile, write)
+            return slot
 
-        lax.fori_loop(0, p.count, one, None)
+        lax.fori_loop(0, p.count, one, jnp.int32(0))
         plgpu.wait_smem_to_gmem(0)
 
 
@@ -273,15 +284,12 @@ def _stream_rows(p, x, scale, x_smem, s_smem, filled, free):
     lax.fori_loop(0, p.count, one, None)
 
 
-def _multiply(p, index, tile, consumer, scales, x_smem, w_smem, s_smem, filled, free):
-    """A consumer's sums ``[ROWS, GROUP]`` of a tile."""
-    stages = p.config.stages
+def _multiply(p, left, slot, tile, consumer, scales, x_smem, w_smem, s_smem, filled, free):
+    """A consumer's sums ``[ROWS, GROUP]`` of a tile, and the next one's first slot."""
     own = pl.ds(consumer * ROWS, ROWS)
-    last = p.count * p.steps - stages  # From here on no stage is filled again.
 
-    def one(group, sums):
-        step = index * p.steps + group
-        slot = lax.rem(step, jnp.int32(stages))
+    def one(group, carry):
+        sums, slot = carry
         of_weight = _scale_of(p, scales, tile, group)
         plgpu.barrier_wait(filled.at[slot])
         of_rows = plgpu.load(s_smem.at[slot, own], layout=_OF_ROWS, optimized=False)
@@ -293,21 +301,22 @@ def _multiply(p, index, tile, consumer, scales, x_smem, w_smem, s_smem, filled, 
 
         more = pl.run_scoped(products, plgpu.ACC((ROWS, GROUP), jnp.float32))
         # Only where a block waits for it: other blocks of the cluster may have ended.
-        pl.when(step < last)(lambda: plgpu.barrier_arrive(free.at[slot]))
-        return sums + more * lax.broadcast_in_dim(of_rows * of_weight, more.shape, [0])
+        pl.when(group < left)(lambda: plgpu.barrier_arrive(free.at[slot]))
+        more = more * lax.broadcast_in_dim(of_rows * of_weight, more.shape, [0])
+        return sums + more, p.after(slot)
 
     zeros = plgpu.layout_cast(jnp.zeros((ROWS, GROUP), jnp.float32), _WGMMA)
-    return lax.fori_loop(0, p.steps, one, zeros)
+    return lax.fori_loop(0, p.steps, one, (zeros, slot))
 
 
 def _scale_of(p, scales, tile, group):
     """The scale of a tile's block of weights."""
     counts = [features // GROUP for features in p.outputs]
     firsts = [sum(counts[:index]) for index in range(len(counts))]
-    output = sum(tile >= first for first in firsts[1:]) if len(counts) > 1 else 0
 
-    def of(index):
-        place = jnp.minimum(tile - firsts[index], counts[index] - 1)
-        return lambda: plgpu.load(scales[index].at[place, group])
+    def of(output):
+        place = jnp.minimum(tile - firsts[output], counts[output] - 1)
+        return lambda: plgpu.load(scales[output].at[place, group])
 
+    output = sum(((tile >= first).astype(jnp.int32) for first in firsts[1:]), jnp.int32(0))
     return lax.switch(output, [of(index) for index in range(len(counts))])

@@ -14,8 +14,6 @@ from jaxinfer.kernels.matmul.weight_form import GROUP, WeightForm
 ROWS = 64
 """Rows of a consumer warpgroup: wgmma's M."""
 
-CONSUMERS = 2
-
 _SHARED_BYTES = 227 * 1024 - 1024  # of a block; the last kilobyte is for barriers
 _FEWEST_ROWS = 257
 
@@ -28,18 +26,20 @@ class LargeConfig:
         stages: groups of the contraction in flight.
         share_weights: blocks of neighbouring rows that read their weights together.
         share_rows: blocks of neighbouring features that read their rows together.
+        consumers: warpgroups of 64 rows each, 2 or 3.
         swath: tiles of rows, of a cluster, that are computed with the same weights in turn.
     """
 
     stages: int = 5
     share_weights: int = 2
     share_rows: int = 1
+    consumers: int = 2
     swath: int = 8
 
     @property
     def shared_bytes(self) -> int:
         """Shared memory of a block, without barriers."""
-        rows = CONSUMERS * ROWS
+        rows = self.consumers * ROWS
         stage = (rows + GROUP) * GROUP + 4 * rows
         return self.stages * stage + 2 * rows * GROUP
 
