@@ -5,6 +5,9 @@ Tensor cores multiply codes by codes. Both operands have scales along the contra
 (https://github.com/deepseek-ai/DeepGEMM): Hopper's own sums of float8 keep some 14 bits, and so
 lose nothing that a group needs. One warpgroup scales while the other's products run.
 
+* `project`: any number of projections of the same rows (q, k and v at once);
+* `gated`: `silu(x gate^T) * (x up^T)`, half of a tile from each matrix.
+
 Persistent blocks walk over tiles of 128 rows by 128 features, neighbours at the same time, so that
 the L2 holds what they read. A producer warpgroup streams both operands and the rows' scales through
 shared memory (TMA), also of the next tile while this one's results are stored. Blocks of a cluster
@@ -19,6 +22,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -29,6 +33,7 @@ from jaxtyping import Array, Float
 
 from jaxinfer.kernels.constants import MULTIPROCESSORS
 from jaxinfer.kernels.fp8 import FP8
+from jaxinfer.kernels.matmul.mosaic.large_inputs import quantize_groups
 from jaxinfer.kernels.matmul.mosaic.large_plan import (
     ROWS,
     LargeConfig,
@@ -40,7 +45,7 @@ from jaxinfer.kernels.matmul.weight_form import GROUP
 from jaxinfer.kernels.mosaic.pages import SWIZZLED, Ref, Scalar, on_warps, swizzled
 from jaxinfer.kernels.mosaic.rows import store_anyhow
 
-__all__ = ["multiply", "project", "supports"]
+__all__ = ["gated", "multiply", "project", "supports"]
 
 _WGMMA = plgpu.Layout.WGMMA
 _OF_ROWS = _WGMMA.reduce(1)
@@ -54,17 +59,27 @@ def project(
     *,
     config: LargeConfig | None = None,
 ) -> tuple[Float[Array, "M _"], ...]:
-    """`x @ linear.T` for every projection, whose inputs are quantized here.
+    """`x @ linear.T` for every projection, with inputs quantized by `quantize_groups`.
 
     Args:
         x: activations, bfloat16.
         linears: the projections, with blocks of 128 outputs by 128 inputs.
 
     Raises:
-        ValueError: `supports` says no, or `config` does not fit a block's shared memory.
+        ValueError: `supports` says no, or `config` does not fit a multiprocessor.
     """
-    codes, scale = linears[0].quantized_inputs(x)
-    return multiply(codes.reshape(x.shape), scale.T, linears, x.dtype, config=config)
+    return multiply(*quantize_groups(x), linears, x.dtype, config=config)
+
+
+def gated(
+    x: Float[Array, "M I"],
+    gate: QuantizedLinear,
+    up: QuantizedLinear,
+    *,
+    config: LargeConfig | None = None,
+) -> Float[Array, "M F"]:
+    """`silu(x @ gate.T) * (x @ up.T)`, rounded once; see `project` for the limits."""
+    return multiply(*quantize_groups(x), (gate, up), x.dtype, matrices=2, config=config)[0]
 
 
 def multiply(
@@ -73,6 +88,7 @@ def multiply(
     linears: Sequence[QuantizedLinear],
     dtype: jax.typing.DTypeLike,
     *,
+    matrices: int = 1,
     config: LargeConfig | None = None,
 ) -> tuple[Float[Array, "M _"], ...]:
     """`project` of inputs that are quantized already, in one launch.
@@ -80,14 +96,15 @@ def multiply(
     Args:
         codes: float8_e4m3fn.
         scale: float32, of each group of 128 inputs.
-        dtype: of the results.
+        dtype: of the results, of 16 bits.
+        matrices: 2 for `gated`'s product, of a gate and an up projection.
     """
-    shapes = [linear.shape for linear in linears]
-    config = config or choose(len(codes), shapes, linears[0].form)
+    (M, size), shapes = codes.shape, [linear.shape for linear in linears]
+    config = config or choose(M, shapes, linears[0].form)
     if config is None:
         raise ValueError(f"no configuration for {codes.shape} times {shapes}, {linears[0].form}")
-    M, size = codes.shape
-    p = _Problem(M, size, tuple(outputs for outputs, _ in shapes), jnp.dtype(dtype), config)
+    outputs = tuple(features for features, _ in shapes[::matrices])
+    p = _Problem(M, size, outputs, matrices, jnp.dtype(dtype), config)
     weights = [each for linear in linears for each in (linear.weight, linear.scale)]
     return _launch(p)(codes, scale, *weights)
 
@@ -99,6 +116,7 @@ class _Problem:
     M: int
     size: int  # I, the contraction
     outputs: tuple[int, ...]  # features of each output
+    matrices: int  # that one block reads: 2 for gate and up
     dtype: jnp.dtype
     config: LargeConfig
 
@@ -113,11 +131,16 @@ class _Problem:
         return self.config.consumers * ROWS
 
     @property
+    def features(self) -> int:
+        """Outputs of a tile."""
+        return GROUP // self.matrices
+
+    @property
     def tiles(self) -> tuple[int, int]:
         """How many tiles of a whole cluster there are along rows and features."""
         rows = self.rows * self.config.share_weights
-        features = sum(self.outputs) // GROUP
-        return -(-self.M // rows), -(-features // self.config.share_rows)
+        features = self.features * self.config.share_rows
+        return -(-self.M // rows), -(-sum(self.outputs) // features)
 
     @property
     def cluster(self) -> dict[str, int]:
@@ -127,42 +150,56 @@ class _Problem:
 
     @property
     def clusters(self) -> int:
+        """How many run at once."""
         size = self.config.share_weights * self.config.share_rows
-        rows, features = self.tiles
-        return min(MULTIPROCESSORS // size, rows * features)
-
-    def place(self, name: str) -> Scalar | int:
-        """This block's place along an axis of its cluster."""
-        return lax.axis_index(name) if name in self.cluster else 0
+        rows, columns = self.tiles
+        return min(MULTIPROCESSORS // size, rows * columns)
 
     @property
     def count(self) -> Scalar:
         """How many tiles are this block's."""
-        rows, features = self.tiles
-        left = rows * features - lax.axis_index("cluster")
+        rows, columns = self.tiles
+        left = rows * columns - lax.axis_index("cluster")
         return (left + self.clusters - 1) // self.clusters
 
     def tile(self, index: Scalar) -> tuple[Scalar, Scalar]:
-        """First row and number, among all outputs', of the tile of 128 features."""
+        """First row of this block's tile, and its number among tiles of all outputs."""
         number = lax.axis_index("cluster") + index * self.clusters
         row, column = plgpu.planar_snake(number, self.tiles, 0, self.config.swath)
-        row = row * self.config.share_weights + self.place("row")
-        return row * self.rows, column * self.config.share_rows + self.place("column")
+        row = row * self.config.share_weights + self._place("row")
+        return row * self.rows, column * self.config.share_rows + self._place("column")
+
+    def _place(self, name: str) -> Scalar | int:
+        """This block's place along an axis of its cluster."""
+        return lax.axis_index(name) if name in self.cluster else 0
 
     def after(self, slot: Scalar) -> Scalar:
         """The slot that is filled next."""
         return jnp.where(slot == self.config.stages - 1, 0, slot + 1)
 
     def by_output(self, tile: Scalar, do: Callable[[int, Scalar], None]) -> None:
-        """Calls `do(output, tile)` for the output that a tile is in, with its number there."""
-        first = 0
-        for index, features in enumerate(self.outputs):
-            count = features // GROUP
+        """Calls `do(output, first feature)` for the output that a tile is in."""
+        for output, first in enumerate(self.firsts):
             mine = tile >= first
-            if index + 1 < len(self.outputs):  # What lies beyond the last is the last's.
-                mine &= tile < first + count
-            pl.when(mine)(functools.partial(do, index, tile - first))
-            first += count
+            if output + 1 < len(self.firsts):  # What lies beyond the last is the last's.
+                mine &= tile < self.firsts[output + 1]
+            pl.when(mine)(functools.partial(do, output, (tile - first) * self.features))
+
+    @property
+    def firsts(self) -> list[int]:
+        """The number of each output's first tile."""
+        counts = [features // self.features for features in self.outputs]
+        return [sum(counts[:output]) for output in range(len(counts))]
+
+
+class _Stages(NamedTuple):
+    """Pieces of the contraction in shared memory, and their barriers."""
+
+    x: Ref  # [stages, rows, GROUP]
+    w: Ref  # [stages, GROUP, GROUP], matrices one after the other
+    scale: Ref  # [stages, rows], of x
+    filled: Any
+    free: Any
 
 
 def _launch(p: _Problem) -> Callable[..., tuple[jax.Array, ...]]:
@@ -173,6 +210,14 @@ def _launch(p: _Problem) -> Callable[..., tuple[jax.Array, ...]]:
         free = plgpu.ClusterBarrier(
             collective_axes=tuple(p.cluster), num_arrivals=c.consumers, num_barriers=c.stages
         )
+    stages = _Stages(
+        x=plgpu.SMEM((c.stages, p.rows, GROUP), FP8, transforms=operand),
+        w=plgpu.SMEM((c.stages, GROUP, GROUP), FP8, transforms=operand),
+        scale=plgpu.SMEM((c.stages, p.rows), jnp.float32),
+        filled=plgpu.Barrier(num_arrivals=2 + p.matrices, num_barriers=c.stages),
+        free=free,
+    )
+    out = plgpu.SMEM((c.consumers, ROWS, p.features), p.dtype, transforms=SWIZZLED)
     return plgpu.kernel(
         functools.partial(_block, p),
         out_type=tuple(jax.ShapeDtypeStruct((p.M, n), p.dtype) for n in p.outputs),
@@ -182,52 +227,42 @@ def _launch(p: _Problem) -> Callable[..., tuple[jax.Array, ...]]:
         cluster_names=tuple(p.cluster),
         num_threads=c.consumers + 1,
         thread_name="warpgroup",
-        scratch_types={
-            "x_smem": plgpu.SMEM((c.stages, p.rows, GROUP), FP8, transforms=operand),
-            "w_smem": plgpu.SMEM((c.stages, GROUP, GROUP), FP8, transforms=operand),
-            "s_smem": plgpu.SMEM((c.stages, p.rows), jnp.float32),
-            "o_smem": plgpu.SMEM((c.consumers, ROWS, GROUP), p.dtype, transforms=SWIZZLED),
-            "filled": plgpu.Barrier(num_arrivals=3, num_barriers=c.stages),
-            "free": free,
-        },
+        scratch_types={"ring": stages, "o_smem": out},
         compiler_params=plgpu.CompilerParams(approx_math=True),
-        kernel_name="large_project",
+        kernel_name="large_gated" if p.matrices == 2 else "large_project",
     )
 
 
-def _block(p, x, scale, *refs, x_smem, w_smem, s_smem, o_smem, filled, free):
-    outputs = refs[2 * len(p.outputs) :]
-    weights, scales = (refs[first : 2 * len(p.outputs) : 2] for first in (0, 1))
+def _block(p, x, scale, *refs, ring, o_smem):
+    count = 2 * p.matrices * len(p.outputs)
+    weights, scales, outputs = refs[:count:2], refs[1:count:2], refs[count:]
     consumer = lax.axis_index("warpgroup")
 
     @pl.when(consumer == p.config.consumers)
     def _produce():
         plgpu.set_max_registers(_REGISTERS[p.config.consumers][1], action="decrease")
-        on_warps(
-            lambda: _stream_weights(p, weights, w_smem, filled, free),
-            lambda: _stream_rows(p, x, scale, x_smem, s_smem, filled, free),
-        )
+        on_warps(lambda: _stream_weights(p, weights, ring), lambda: _stream_rows(p, x, scale, ring))
 
     @pl.when(consumer < p.config.consumers)
     def _consume():
         plgpu.set_max_registers(_REGISTERS[p.config.consumers][0], action="increase")
+        own = o_smem.at[consumer]
 
         def one(index, slot):
             row, tile = p.tile(index)
             # So many groups from here on, stages are filled again.
             left = (p.count - index) * p.steps - p.config.stages
-            sums, slot = _multiply(
-                p, left, slot, tile, consumer, scales, x_smem, w_smem, s_smem, filled, free
-            )
+            sums, slot = _multiply(p, left, slot, tile, consumer, scales, ring)
+            out = sums[0]
+            if p.matrices == 2:
+                out = out / (1.0 + jnp.exp(-out)) * sums[1]
             plgpu.wait_smem_to_gmem(0, wait_read_only=True)
-            store_anyhow(o_smem.at[consumer], sums.astype(p.dtype))
+            store_anyhow(own, out.astype(p.dtype))
             plgpu.commit_smem()
 
-            def write(output, tile):
-                rows = pl.ds(row + consumer * ROWS, ROWS)
-                plgpu.copy_smem_to_gmem(
-                    o_smem.at[consumer], outputs[output].at[rows, pl.ds(tile * GROUP, GROUP)]
-                )
+            def write(output, feature):
+                rows, columns = pl.ds(row + consumer * ROWS, ROWS), pl.ds(feature, p.features)
+                plgpu.copy_smem_to_gmem(own, outputs[output].at[rows, columns])
 
             p.by_output(tile, write)
             return slot
@@ -236,87 +271,98 @@ def _block(p, x, scale, *refs, x_smem, w_smem, s_smem, o_smem, filled, free):
         plgpu.wait_smem_to_gmem(0)
 
 
-def _stream(p: _Problem, index: Scalar, free: Ref, copy: Callable[[Scalar, Scalar], None]) -> None:
-    """Producer warp: calls `copy(slot, group)` for every group of a tile once a stage is free."""
+def _stream(p: _Problem, index: Scalar, ring: _Stages, copy: Callable[[Scalar, Any], None]) -> None:
+    """Producer warp: calls `copy(slot, columns)` for every group of a tile once a stage is free."""
 
     def one(group, _):
         step = index * p.steps + group
         slot = lax.rem(step, jnp.int32(p.config.stages))
-        pl.when(step >= p.config.stages)(lambda: plgpu.barrier_wait(free.at[slot]))
-        copy(slot, group)
+        pl.when(step >= p.config.stages)(lambda: plgpu.barrier_wait(ring.free.at[slot]))
+        copy(slot, pl.ds(group * GROUP, GROUP))
 
     lax.fori_loop(0, p.steps, one, None)
 
 
-def _stream_weights(p, weights, w_smem, filled, free):
+def _stream_weights(p, weights, ring):
     def one(index, _):
-        def stream(output, tile):
-            def copy(slot, group):
-                plgpu.copy_gmem_to_smem(
-                    weights[output].at[pl.ds(tile * GROUP, GROUP), pl.ds(group * GROUP, GROUP)],
-                    w_smem.at[slot],
-                    filled.at[slot],
-                    collective_axes="row" if "row" in p.cluster else None,
-                )
+        def stream(output, feature):
+            def copy(slot, columns):
+                for matrix in range(p.matrices):
+                    source = weights[output * p.matrices + matrix]
+                    plgpu.copy_gmem_to_smem(
+                        source.at[pl.ds(feature, p.features), columns],
+                        ring.w.at[slot, pl.ds(matrix * p.features, p.features)],
+                        ring.filled.at[slot],
+                        collective_axes="row" if "row" in p.cluster else None,
+                    )
 
-            _stream(p, index, free, copy)
+            _stream(p, index, ring, copy)
 
         p.by_output(p.tile(index)[1], stream)
 
     lax.fori_loop(0, p.count, one, None)
 
 
-def _stream_rows(p, x, scale, x_smem, s_smem, filled, free):
+def _stream_rows(p, x, scale, ring):
     def one(index, _):
         rows = pl.ds(p.tile(index)[0], p.rows)
 
-        def copy(slot, group):
+        def copy(slot, columns):
+            filled = ring.filled.at[slot]
             plgpu.copy_gmem_to_smem(
-                x.at[rows, pl.ds(group * GROUP, GROUP)],
-                x_smem.at[slot],
-                filled.at[slot],
+                x.at[rows, columns],
+                ring.x.at[slot],
+                filled,
                 collective_axes="column" if "column" in p.cluster else None,
             )
-            plgpu.copy_gmem_to_smem(scale.at[group, rows], s_smem.at[slot], filled.at[slot])
+            of_rows = scale.at[columns.start // GROUP, rows]
+            plgpu.copy_gmem_to_smem(of_rows, ring.scale.at[slot], filled)
 
-        _stream(p, index, free, copy)
+        _stream(p, index, ring, copy)
 
     lax.fori_loop(0, p.count, one, None)
 
 
-def _multiply(p, left, slot, tile, consumer, scales, x_smem, w_smem, s_smem, filled, free):
-    """A consumer's sums ``[ROWS, GROUP]`` of a tile, and the next one's first slot."""
+def _multiply(p, left, slot, tile, consumer, scales, ring):
+    """A consumer's sums ``[ROWS, features]`` of a tile by matrix, and the next one's first slot.
+
+    Args:
+        left: groups after which no stage is filled again.
+        slot: of the first group.
+    """
     own = pl.ds(consumer * ROWS, ROWS)
 
     def one(group, carry):
         sums, slot = carry
-        of_weight = _scale_of(p, scales, tile, group)
-        plgpu.barrier_wait(filled.at[slot])
-        of_rows = plgpu.load(s_smem.at[slot, own], layout=_OF_ROWS, optimized=False)
+        of_weights = [_scale_of(p, scales, tile, group, matrix) for matrix in range(p.matrices)]
+        plgpu.barrier_wait(ring.filled.at[slot])
+        of_rows = plgpu.load(ring.scale.at[slot, own], layout=_OF_ROWS, optimized=False)
 
         def products(accumulator):
-            rows = x_smem.at[slot, own]
-            plgpu.wgmma(accumulator, rows, w_smem.at[slot].transpose((1, 0)))
+            plgpu.wgmma(accumulator, ring.x.at[slot, own], ring.w.at[slot].transpose((1, 0)))
             return accumulator[...]
 
         more = pl.run_scoped(products, plgpu.ACC((ROWS, GROUP), jnp.float32))
         # Only where a block waits for it: other blocks of the cluster may have ended.
-        pl.when(group < left)(lambda: plgpu.barrier_arrive(free.at[slot]))
-        more = more * lax.broadcast_in_dim(of_rows * of_weight, more.shape, [0])
-        return sums + more, p.after(slot)
+        pl.when(group < left)(lambda: plgpu.barrier_arrive(ring.free.at[slot]))
+        parts = [more[:, m * p.features : (m + 1) * p.features] for m in range(p.matrices)]
+        scaled = [
+            part * lax.broadcast_in_dim(of_rows * of_weight, part.shape, [0])
+            for part, of_weight in zip(parts, of_weights, strict=True)
+        ]
+        return [total + part for total, part in zip(sums, scaled, strict=True)], p.after(slot)
 
-    zeros = plgpu.layout_cast(jnp.zeros((ROWS, GROUP), jnp.float32), _WGMMA)
-    return lax.fori_loop(0, p.steps, one, (zeros, slot))
+    zeros = plgpu.layout_cast(jnp.zeros((ROWS, p.features), jnp.float32), _WGMMA)
+    return lax.fori_loop(0, p.steps, one, ([zeros] * p.matrices, slot))
 
 
-def _scale_of(p, scales, tile, group):
+def _scale_of(p, scales, tile, group, matrix):
     """The scale of a tile's block of weights."""
-    counts = [features // GROUP for features in p.outputs]
-    firsts = [sum(counts[:index]) for index in range(len(counts))]
 
-    def of(output):
-        place = jnp.minimum(tile - firsts[output], counts[output] - 1)
-        return lambda: plgpu.load(scales[output].at[place, group])
+    def of(output, first):
+        ref = scales[output * p.matrices + matrix]
+        block = jnp.minimum((tile - first) // p.matrices, p.outputs[output] // GROUP - 1)
+        return lambda: plgpu.load(ref.at[block, group])
 
-    output = sum(((tile >= first).astype(jnp.int32) for first in firsts[1:]), jnp.int32(0))
-    return lax.switch(output, [of(index) for index in range(len(counts))])
+    output = sum(((tile >= first).astype(jnp.int32) for first in p.firsts[1:]), jnp.int32(0))
+    return lax.switch(output, [of(*each) for each in enumerate(p.firsts)])
