@@ -1,6 +1,8 @@
 """Products of block-scaled codes of many rows: beside float64, of codes and scales as they are."""
 
+import dataclasses
 import functools
+import re
 
 import jax
 import jax.numpy as jnp
@@ -15,6 +17,8 @@ from jaxinfer.kernels.matmul.mosaic.large_inputs import quantize_groups
 from jaxinfer.kernels.matmul.mosaic.large_plan import LargeConfig
 from jaxinfer.kernels.matmul.quantized import QuantizedLinear
 from jaxinfer.kernels.matmul.weight_form import GROUP
+from jaxinfer.kernels.mosaic import registers
+from tests.kernels.h200_target import compile_for_h200, needs_plugin
 
 
 def draw(outputs, inputs, seed=0):
@@ -65,6 +69,97 @@ def _check_all(M, size, config=None):
     opened = _exact(x, gate)
     got = jax.jit(functools.partial(large.gated, config=config))(x, gate, up)
     _check(got, opened / (1 + np.exp(-opened)) * _exact(x, up))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("M", [264, 512, 1000, 2048])
+@pytest.mark.parametrize("size", [1024, 3 * GROUP])
+def test_products_match_fp64(M, size):
+    _check_all(M, size)
+
+
+_SIZES = {
+    "rows_shared": LargeConfig(5, 1, 2),
+    "nothing_shared": LargeConfig(3, 1, 1, swath=3),
+    "both_shared": LargeConfig(2, 2, 2),
+}
+if registers.can_be_moved():
+    _SIZES["three_consumers"] = LargeConfig(4, 1, 2, consumers=3)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", _SIZES)
+def test_sizes_change_no_result(name):
+    x, linears = _rows(712, 1024), [draw(outputs, 1024, seed=outputs) for outputs in (384, 256)]
+    expected = jax.jit(large.project)(x, linears)
+    got = jax.jit(functools.partial(large.project, config=_SIZES[name]))(x, linears)
+    for values, wanted in zip(got, expected, strict=True):
+        np.testing.assert_array_equal(*(np.asarray(each, np.float32) for each in (values, wanted)))
+
+
+@pytest.mark.gpu
+def test_a_row_is_the_same_among_others():
+    """As a sequence's prefill is, whatever is prefilled beside it."""
+    x, linears = _rows(2048, 1024), [draw(256, 1024)]
+    run = jax.jit(large.project)
+    (many,), (few,) = run(x, linears), run(x[640:1000], linears)
+    _equal(many[640:1000], few)
+
+
+@needs_plugin
+@pytest.mark.parametrize("name", [None, *_SIZES])
+@pytest.mark.parametrize("matrices", [1, 2])
+def test_no_value_lies_in_local_memory(name, matrices, monkeypatch, capfd):
+    """Sizes that no other test has: what is compiled already says nothing."""
+    monkeypatch.setenv("MOSAIC_GPU_DUMP_PTXAS", "1")
+    M, size = 776, 5 * GROUP
+
+    def product(codes, scale, *linears):
+        options = {"matrices": matrices, "config": _SIZES.get(name)}
+        return large.multiply(codes, scale, linears, jnp.bfloat16, **options)
+
+    codes, scale = _shape(M, size, dtype=fp8.FP8), _shape(size // GROUP, M, dtype=jnp.float32)
+    blocks = _shape(5, size // GROUP, dtype=jnp.float32)
+    linear = QuantizedLinear(_shape(640, size, dtype=fp8.FP8), blocks, inputs="group")
+    compile_for_h200(product, codes, scale, linear, linear)
+    spilled = re.findall(r"(\d+) bytes spill stores", "".join(capfd.readouterr()))
+    assert spilled
+    assert set(spilled) == {"0"}
+
+
+def _shape(*shape, dtype):
+    return jax.ShapeDtypeStruct(shape, dtype)
+
+
+@pytest.mark.parametrize(
+    ("M", "size", "config"),
+    [
+        (512, 256, LargeConfig(6)),
+        (512, 256, LargeConfig(1)),
+        (512, 256, LargeConfig(consumers=4)),
+        (516, 256, LargeConfig()),
+        (512, 192, LargeConfig()),
+    ],
+)
+def test_a_configuration_that_does_not_fit_is_refused(M, size, config):
+    codes, scale = jnp.zeros((M, size), fp8.FP8), jnp.ones((size // GROUP, M))
+    weight = QuantizedLinear(jnp.zeros((128, size), fp8.FP8), jnp.ones((1, size // GROUP)))
+    with pytest.raises(ValueError, match="does not fit"):
+        large.multiply(codes, scale, [weight], "bfloat16", config=config)
+    with pytest.raises(ValueError, match="no configuration"):
+        large.multiply(codes, scale, [weight], "bfloat16")
+
+
+def test_blocks_of_128_outputs_alone_are_taken():
+    linear = draw(256, 256)
+    of_64 = dataclasses.replace(linear, scale=jnp.ones((4, 2)))
+    of_one = dataclasses.replace(linear, scale=jnp.ones((256, 2)))
+    assert large.supports(512, "bfloat16", [linear, linear])
+    for others in ([of_64], [of_one], [linear, of_one], [dataclasses.replace(linear, inputs=None)]):
+        assert not large.supports(512, "bfloat16", others)
+    assert not large.supports(512, "float32", [linear])
+    with pytest.raises(ValueError, match="multiple of 8"):
+        large.project(jnp.zeros((500, 256), jnp.bfloat16), [linear])
 
 
 @pytest.fixture

@@ -34,23 +34,26 @@ from jaxtyping import Array, Float
 from jaxinfer.kernels.constants import MULTIPROCESSORS
 from jaxinfer.kernels.fp8 import FP8
 from jaxinfer.kernels.matmul.mosaic.large_inputs import quantize_groups
-from jaxinfer.kernels.matmul.mosaic.large_plan import (
-    ROWS,
-    LargeConfig,
-    choose,
-    supports,
-)
+from jaxinfer.kernels.matmul.mosaic.large_plan import ROWS, SHARED_BYTES, LargeConfig, choose
 from jaxinfer.kernels.matmul.quantized import QuantizedLinear
 from jaxinfer.kernels.matmul.weight_form import GROUP
 from jaxinfer.kernels.mosaic.pages import SWIZZLED, Ref, Scalar, on_warps, swizzled
 from jaxinfer.kernels.mosaic.rows import store_anyhow
 
-__all__ = ["gated", "multiply", "project", "supports"]
-
 _WGMMA = plgpu.Layout.WGMMA
 _OF_ROWS = _WGMMA.reduce(1)
 # Of a thread of a consumer and of the producer, by consumers.
 _REGISTERS = {2: (232, 40), 3: (160, 32)}
+
+
+def supports(rows: int, dtype: jax.typing.DTypeLike, linears: Sequence[QuantizedLinear]) -> bool:
+    """True if these projections of so many rows, which they all read, can be computed here."""
+    shapes, forms = [linear.shape for linear in linears], {linear.form for linear in linears}
+    known = len(forms) == 1 and jnp.dtype(dtype) == jnp.bfloat16
+    if not known or choose(rows, shapes, forms.pop()) is None:
+        return False
+    blocks = [tuple(size // GROUP for size in shape) for shape in shapes]
+    return [linear.scale.shape for linear in linears] == blocks
 
 
 def project(
@@ -68,7 +71,8 @@ def project(
     Raises:
         ValueError: `supports` says no, or `config` does not fit a multiprocessor.
     """
-    return multiply(*quantize_groups(x), linears, x.dtype, config=config)
+    codes, scale = quantize_groups(x)
+    return multiply(codes, scale, linears, x.dtype, config=config)
 
 
 def gated(
@@ -79,7 +83,8 @@ def gated(
     config: LargeConfig | None = None,
 ) -> Float[Array, "M F"]:
     """`silu(x @ gate.T) * (x @ up.T)`, rounded once; see `project` for the limits."""
-    return multiply(*quantize_groups(x), (gate, up), x.dtype, matrices=2, config=config)[0]
+    codes, scale = quantize_groups(x)
+    return multiply(codes, scale, (gate, up), x.dtype, matrices=2, config=config)[0]
 
 
 def multiply(
@@ -96,8 +101,11 @@ def multiply(
     Args:
         codes: float8_e4m3fn.
         scale: float32, of each group of 128 inputs.
-        dtype: of the results, of 16 bits.
+        dtype: of the results: bfloat16 or float16.
         matrices: 2 for `gated`'s product, of a gate and an up projection.
+
+    Raises:
+        ValueError: as `project` does.
     """
     (M, size), shapes = codes.shape, [linear.shape for linear in linears]
     config = config or choose(M, shapes, linears[0].form)
@@ -105,6 +113,7 @@ def multiply(
         raise ValueError(f"no configuration for {codes.shape} times {shapes}, {linears[0].form}")
     outputs = tuple(features for features, _ in shapes[::matrices])
     p = _Problem(M, size, outputs, matrices, jnp.dtype(dtype), config)
+    p.check()
     weights = [each for linear in linears for each in (linear.weight, linear.scale)]
     return _launch(p)(codes, scale, *weights)
 
@@ -119,6 +128,14 @@ class _Problem:
     matrices: int  # that one block reads: 2 for gate and up
     dtype: jnp.dtype
     config: LargeConfig
+
+    def check(self) -> None:
+        """Raises ValueError where the kernel cannot be built."""
+        c = self.config
+        sizes = c.consumers not in _REGISTERS or c.stages < 2 or c.shared_bytes > SHARED_BYTES
+        whole = self.M % 8 == 0 and all(n % GROUP == 0 for n in (self.size, *self.outputs))
+        if sizes or not whole or self.dtype.itemsize != 2:
+            raise ValueError(f"{c} does not fit {self.dtype}, M {self.M}, outputs {self.outputs}")
 
     @property
     def steps(self) -> int:

@@ -5,16 +5,15 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
-import jax
-import jax.numpy as jnp
-
 from jaxinfer.kernels.fp8 import FP8
 from jaxinfer.kernels.matmul.weight_form import GROUP, WeightForm
 
 ROWS = 64
 """Rows of a consumer warpgroup: wgmma's M."""
 
-_SHARED_BYTES = 227 * 1024 - 1024  # of a block; the last kilobyte is for barriers
+SHARED_BYTES = 226 * 1024
+"""Shared memory of a block beside its barriers."""
+
 _FEWEST_ROWS = 257
 
 
@@ -38,7 +37,7 @@ class LargeConfig:
 
     @property
     def shared_bytes(self) -> int:
-        """Shared memory of a block, without barriers."""
+        """Shared memory of a block, without barriers, for results of 16 bits."""
         rows = self.consumers * ROWS
         stage = (rows + GROUP) * GROUP + 4 * rows
         return self.stages * stage + 2 * rows * GROUP
@@ -60,13 +59,3 @@ def choose(
     if not whole or rows < _FEWEST_ROWS or form.dtype != FP8:
         return None
     return LargeConfig()
-
-
-def supports(
-    rows: int,
-    shapes: Sequence[tuple[int, ...]],
-    dtype: jax.typing.DTypeLike,
-    form: WeightForm | None,
-) -> bool:
-    """True if `large.project` computes these products."""
-    return jnp.dtype(dtype) == jnp.bfloat16 and choose(rows, shapes, form) is not None
