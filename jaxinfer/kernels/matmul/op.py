@@ -2,8 +2,8 @@
 
 A decoder layer is a norm with the projections that read it, a norm with the gated half of the MLP,
 and twice a projection that is added to the residual stream. Kernels compute each in one launch
-with few rows, of a `Linear` or a `QuantizedLinear`, and the products that read a norm with some
-more, of plain weights; elsewhere the ops are the plain XLA functions of `matmul/xla.py`.
+with few rows, of a `Linear` or a `QuantizedLinear`; products that read a norm with some more, of
+plain weights; and products of blocks of codes with many. All else is XLA's (`matmul/xla.py`).
 
 With many rows there are kernels for elementwise operations. XLA writes no residual stream in a
 long prefill, but adds up the outputs of several layers in every norm. So an addition to the stream
