@@ -12,7 +12,15 @@ from typing import Literal
 from jaxinfer.kernels.choice import Backend
 
 Op = Literal[
-    "decode", "prefill", "norm_rope_write", "small", "medium", "add_norm", "silu_mul", "all_reduce"
+    "decode",
+    "prefill",
+    "norm_rope_write",
+    "small",
+    "medium",
+    "large",
+    "add_norm",
+    "silu_mul",
+    "all_reduce",
 ]
 
 _XLA: Mapping[Op, str] = {
@@ -27,6 +35,7 @@ MODULES: Mapping[Backend, Mapping[Op, str]] = {
         "norm_rope_write": "jaxinfer.kernels.norms.mosaic.norm_rope_write",
         "small": "jaxinfer.kernels.matmul.mosaic.small",
         "medium": "jaxinfer.kernels.matmul.mosaic.medium",
+        "large": "jaxinfer.kernels.matmul.mosaic.large",
         "add_norm": "jaxinfer.kernels.norms.mosaic.add_norm",
         "silu_mul": "jaxinfer.kernels.norms.mosaic.silu_mul",
         "all_reduce": "jaxinfer.kernels.collectives.mosaic.all_reduce",

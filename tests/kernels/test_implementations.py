@@ -20,6 +20,7 @@ _FUNCTIONS = {
     "norm_rope_write": ["norm_rope_write"],
     "small": ["norm_project", "norm_gated", "project_add", "project", "project_sum_add"],
     "medium": ["project", "gated"],
+    "large": ["supports", "project", "gated"],
     "add_norm": ["add_norm"],
     "silu_mul": ["silu_mul"],
     "all_reduce": ["all_reduce", "all_reduce_norm"],

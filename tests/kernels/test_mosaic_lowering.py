@@ -16,7 +16,8 @@ from jaxinfer.kernels.attention.pages import Pages
 from jaxinfer.kernels.attention.shared_prefix import SharedPrefixes
 from jaxinfer.kernels.collectives.mosaic import all_reduce
 from jaxinfer.kernels.fp8 import FP8
-from jaxinfer.kernels.matmul.mosaic import medium, small
+from jaxinfer.kernels.matmul.mosaic import large, medium, small
+from jaxinfer.kernels.matmul.quantized import QuantizedLinear
 from jaxinfer.kernels.norms.mosaic import add_norm, silu_mul
 from jaxinfer.kernels.policy import Kernels
 from tests import hlo
@@ -103,6 +104,20 @@ def _wide_gated():
     return compile_for_h200(medium.gated, _shape(256, E), _shape(F, E), _shape(F, E))
 
 
+def _large_project():
+    weights = [_of_blocks(H * D, E), _of_blocks(K * D, E), _of_blocks(K * D, E)]
+    return compile_for_h200(large.project, _shape(2048, E), weights)
+
+
+def _large_gated():
+    return compile_for_h200(large.gated, _shape(520, E), _of_blocks(F, E), _of_blocks(F, E))
+
+
+def _of_blocks(outputs, inputs):
+    scale = _shape(outputs // 128, inputs // 128, dtype=jnp.float32)
+    return QuantizedLinear(_shape(outputs, inputs, dtype=FP8), scale, inputs="group")
+
+
 # A program for each kernel: what compiles it, and every Mosaic kernel that it launches.
 def _all_reduce(*norm):
     """Onto a residual stream, followed by a norm if there is a weight for it."""
@@ -178,6 +193,8 @@ _PROGRAMS = {
     "small_bare": (_small_bare, {"small_bare": 1}),
     "medium_project": (_wide_project, {"medium_project": 1}),
     "medium_gated": (_wide_gated, {"medium_gated": 1}),
+    "large_project": (_large_project, {"large_project": 1, "quantize_groups": 1}),
+    "large_gated": (_large_gated, {"large_gated": 1, "quantize_groups": 1}),
     "add_norm": (_add_norm, {"add_norm": 1}),
     "silu_mul": (_silu_mul, {"silu_mul": 1}),
     "all_reduce": (_all_reduce, {"all_reduce": 1}),

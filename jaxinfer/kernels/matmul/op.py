@@ -2,8 +2,8 @@
 
 A decoder layer is a norm with the projections that read it, a norm with the gated half of the MLP,
 and twice a projection that is added to the residual stream. Kernels compute each in one launch
-with few rows, of a `Linear` or a `QuantizedLinear`, and the products that read a norm with some
-more, of plain weights; elsewhere the ops are the plain XLA functions of `matmul/xla.py`.
+with few rows, of a `Linear` or a `QuantizedLinear`; products that read a norm with some more, of
+plain weights; and products of blocks of codes with many. All else is XLA's (`matmul/xla.py`).
 
 With many rows there are kernels for elementwise operations. XLA writes no residual stream in a
 long prefill, but adds up the outputs of several layers in every norm. So an addition to the stream
@@ -328,6 +328,8 @@ def _project(
             return medium.project(hidden, weights)
         if len(weights) > 1 and _merges(hidden, weights):
             return (xla.linear(hidden, jnp.concatenate(weights)),)
+    if large := _large(kernels, hidden, linears):
+        return large.project(hidden, linears)
     return tuple(linear.product(hidden, hidden.dtype) for linear in linears)
 
 
@@ -345,6 +347,8 @@ def _gated(hidden: jax.Array, gate: AnyLinear, up: AnyLinear, kernels: Kernels) 
             return medium.gated(hidden, gate.weight, up.weight)
         if rows >= _SILU_MUL_ROWS and silu_mul.supports(rows * gate.shape[0], hidden.dtype):
             return silu_mul.silu_mul(*(each.product(hidden, hidden.dtype) for each in (gate, up)))
+    if large := _large(kernels, hidden, (gate, up)):
+        return large.gated(hidden, gate, up)
     opened = _opened(gate.product(hidden, hidden.dtype))
     return _multiplied(opened, up.product(hidden, hidden.dtype))
 
@@ -365,6 +369,14 @@ def _module(kernels: Kernels, x: jax.Array, linears: Sequence[AnyLinear]) -> Mod
     small, (form, *others) = module_of("mosaic", "small"), {linear.form for linear in linears}
     shapes = [linear.shape for linear in linears]
     return small if not others and small.supports(len(x), shapes, x.dtype, form) else None
+
+
+def _large(kernels: Kernels, x: jax.Array, linears: Sequence[AnyLinear]) -> ModuleType | None:
+    """The module of kernels for many rows of codes, or None where it does not take these."""
+    if kernels.backend != "mosaic" or x.ndim != 2 or linears[0].form is None:
+        return None
+    large = module_of("mosaic", "large")
+    return large if large.supports(len(x), x.dtype, linears) else None
 
 
 def _have_kernels(kernels: Kernels, x: jax.Array, linears: Sequence[AnyLinear]) -> bool:

@@ -204,6 +204,32 @@ def _medium() -> Iterator[Launch]:
         yield Launch(f"gate and up of {B} rows", medium.gated, _gated, (x, gate, up))
 
 
+def _large() -> Iterator[Launch]:
+    """Fewer tiles than multiprocessors and more, the last of which have rows to spare."""
+    large = module_of("mosaic", "large")
+    for M in (264, 4104):
+        q, k, v = (_quantized("fp8", _draw(n, n, _E)) for n in (2048, 1024, 512))
+        x = _draw(0, M, _E)
+        yield Launch(
+            f"q, k, v of {M} rows",
+            lambda x, *w: large.project(x, w),
+            lambda x, *w: tuple(_product(*_wide(x, each)) for each in w),
+            (x, q, k, v),
+        )
+        gate, up = (_quantized("fp8", _draw(seed, _F, _E)) for seed in (6, 7))
+        yield Launch(
+            f"gate and up of {M} rows",
+            large.gated,
+            lambda x, gate, up: _gated(_wide(x, gate)[0], gate.matrix(x.dtype), up.matrix(x.dtype)),
+            (x, gate, up),
+        )
+
+
+def _wide(x: jax.Array, linear: AnyLinear) -> tuple[jax.Array, jax.Array]:
+    """What is left of inputs and of a weight once they were quantized."""
+    return linear.rounded_inputs(x), linear.matrix(x.dtype)
+
+
 def _add_norm() -> Iterator[Launch]:
     add_norm = module_of("mosaic", "add_norm").add_norm
 
@@ -255,6 +281,7 @@ _BY_OP: dict[Op, Callable[[], Iterator[Launch]]] = {
     "norm_rope_write": _norm_rope_write,
     "small": _small,
     "medium": _medium,
+    "large": _large,
     "add_norm": _add_norm,
     "silu_mul": _silu_mul,
     "all_reduce": _all_reduce,

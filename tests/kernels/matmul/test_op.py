@@ -1,5 +1,6 @@
 """The projection ops: what they compute in plain XLA, and when kernels take over."""
 
+import dataclasses
 import functools
 
 import jax
@@ -10,7 +11,7 @@ import pytest
 from jaxinfer.kernels.collectives.tensor_axis import TensorAxis
 from jaxinfer.kernels.int8 import quantize
 from jaxinfer.kernels.matmul import op as projections
-from jaxinfer.kernels.matmul.mosaic import medium, small
+from jaxinfer.kernels.matmul.mosaic import large, medium, small
 from jaxinfer.kernels.matmul.mosaic.small_plan import MOST_ROWS
 from jaxinfer.kernels.matmul.op import Linear, ResidualStream, linear_of
 from jaxinfer.kernels.matmul.quantized import QuantizedLinear
@@ -349,6 +350,25 @@ def test_few_rows_of_codes_go_to_kernels_that_round_inputs_by_groups_alone(input
         np.testing.assert_array_equal(given, normed if by_xla else x)
         assert (left is None) == by_xla
         assert all(weight is linear for weight in weights)
+
+
+def test_many_rows_of_blocks_go_to_kernels_that_multiply_codes(monkeypatch):
+    monkeypatch.setattr(add_norm, "supports", lambda *_: False)
+    monkeypatch.setattr(large, "project", lambda x, linears: tuple(-x[:, :F] for _ in linears))
+    monkeypatch.setattr(large, "gated", lambda x, gate, up: x * gate.scale[0, 0].astype(x.dtype))
+    ones = jnp.ones((256, 256), jnp.float8_e4m3fn)
+    gate, up = (QuantizedLinear(ones, jnp.full((2, 2), s), inputs="group") for s in (2.0, 1.0))
+    for rows, inputs, is_taken in ((512, "group", True), (248, "group", False), (512, None, False)):
+        linears = [dataclasses.replace(each, inputs=inputs) for each in (gate, up)]
+        x = ResidualStream(_draw(rows, 256))
+        hidden = rms_norm(x.x, x.x[0], 1e-6)
+        ops = {"eps": 1e-6, "kernels": Kernels("mosaic")}
+        _, products = projections.norm_project(x, x.x[0], linears, **ops)
+        _, inner = projections.norm_gated(x, x.x[0], *linears, **ops)
+        product = projections.project(hidden, linears[0], kernels=Kernels("mosaic"))
+        for got in (*products, product):
+            assert np.array_equal(got[:, :F], -hidden[:, :F]) == is_taken
+        assert np.array_equal(inner, hidden * 2) == is_taken
 
 
 def test_a_projection_of_integers_is_cut_looked_up_and_traced_with_its_scales():

@@ -286,6 +286,18 @@ def test_few_rows_of_quantized_weights_launch_the_kernels_of_plain_ones(scheme, 
     assert memory.temp_size_in_bytes < 2e6, "no weight is written out"
 
 
+def test_many_rows_of_blocks_are_multiplied_as_codes():
+    """In a launch each, like quantizing what they read; a prefill's last layer has few rows."""
+    config = dataclasses.replace(_CONFIG, num_hidden_layers=3)
+    memory, text = _compile(PrefillShape(2048, 8, _WIDTH), 1, with_scheme(config, "fp8"))
+    kernels = hlo.mosaic_kernels(text)
+    assert kernels["large_project"] == 2 * 3 + 1
+    assert kernels["large_gated"] == 2
+    assert kernels["quantize_groups"] == 2 * 4 + 1
+    plain, _ = _compile(PrefillShape(2048, 8, _WIDTH), 1, config)
+    assert memory.temp_size_in_bytes <= plain.temp_size_in_bytes, "no weight is written out"
+
+
 def test_many_rows_of_rounded_inputs_are_multiplied_as_codes():
     config = with_scheme(dataclasses.replace(_CONFIG, num_hidden_layers=2), "FP8_DYNAMIC")
     _, text = _compile(PrefillShape(2048, 8, _WIDTH), 1, config)

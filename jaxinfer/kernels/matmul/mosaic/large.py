@@ -1,0 +1,385 @@
+"""Products of many rows with weights in blocks of float8_e4m3fn: prefill of DeepSeek's format.
+
+Tensor cores multiply codes by codes. Both operands have scales along the contraction, of a group of
+128 inputs, so the sums of a group are scaled and added up in fp32 registers, as in DeepGEMM
+(https://github.com/deepseek-ai/DeepGEMM): Hopper's own sums of float8 keep some 14 bits, and so
+lose nothing that a group needs. One warpgroup scales while the other's products run.
+
+* `project`: any number of projections of the same rows (q, k and v at once);
+* `gated`: `silu(x gate^T) * (x up^T)`, half of a tile from each matrix.
+
+Persistent blocks walk over tiles of 128 rows by 128 features, neighbours at the same time, so that
+the L2 holds what they read. A producer warpgroup streams both operands and the rows' scales through
+shared memory (TMA), also of the next tile while this one's results are stored. Blocks of a cluster
+read what they have in common once (multicast).
+
+A row's sums don't depend on others, nor on how many there are: each is added up in the order of the
+contraction by one warpgroup.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import mosaic_gpu as plgpu
+from jaxtyping import Array, Float
+
+from jaxinfer.kernels.constants import MULTIPROCESSORS
+from jaxinfer.kernels.fp8 import FP8
+from jaxinfer.kernels.matmul.mosaic.large_inputs import quantize_groups
+from jaxinfer.kernels.matmul.mosaic.large_plan import ROWS, SHARED_BYTES, LargeConfig, choose
+from jaxinfer.kernels.matmul.quantized import QuantizedLinear
+from jaxinfer.kernels.matmul.weight_form import GROUP
+from jaxinfer.kernels.mosaic.pages import SWIZZLED, Ref, Scalar, on_warps, swizzled
+from jaxinfer.kernels.mosaic.rows import store_anyhow
+
+_WGMMA = plgpu.Layout.WGMMA
+_OF_ROWS = _WGMMA.reduce(1)
+# Of a thread of a consumer and of the producer, by consumers.
+_REGISTERS = {2: (232, 40), 3: (160, 32)}
+
+
+def supports(rows: int, dtype: jax.typing.DTypeLike, linears: Sequence[QuantizedLinear]) -> bool:
+    """True if these projections of so many rows, which they all read, can be computed here."""
+    shapes, forms = [linear.shape for linear in linears], {linear.form for linear in linears}
+    known = len(forms) == 1 and jnp.dtype(dtype) == jnp.bfloat16
+    if not known or choose(rows, shapes, forms.pop()) is None:
+        return False
+    blocks = [tuple(size // GROUP for size in shape) for shape in shapes]
+    return [linear.scale.shape for linear in linears] == blocks
+
+
+def project(
+    x: Float[Array, "M I"],
+    linears: Sequence[QuantizedLinear],
+    *,
+    config: LargeConfig | None = None,
+) -> tuple[Float[Array, "M _"], ...]:
+    """`x @ linear.T` for every projection, with inputs quantized by `quantize_groups`.
+
+    Args:
+        x: activations, bfloat16.
+        linears: the projections, with blocks of 128 outputs by 128 inputs.
+
+    Raises:
+        ValueError: `supports` says no, or `config` does not fit a multiprocessor.
+    """
+    codes, scale = quantize_groups(x)
+    return multiply(codes, scale, linears, x.dtype, config=config)
+
+
+def gated(
+    x: Float[Array, "M I"],
+    gate: QuantizedLinear,
+    up: QuantizedLinear,
+    *,
+    config: LargeConfig | None = None,
+) -> Float[Array, "M F"]:
+    """`silu(x @ gate.T) * (x @ up.T)`, rounded once; see `project` for the limits."""
+    codes, scale = quantize_groups(x)
+    return multiply(codes, scale, (gate, up), x.dtype, matrices=2, config=config)[0]
+
+
+def multiply(
+    codes: Float[Array, "M I"],
+    scale: Float[Array, "G M"],
+    linears: Sequence[QuantizedLinear],
+    dtype: jax.typing.DTypeLike,
+    *,
+    matrices: int = 1,
+    config: LargeConfig | None = None,
+) -> tuple[Float[Array, "M _"], ...]:
+    """`project` of inputs that are quantized already, in one launch.
+
+    Args:
+        codes: float8_e4m3fn.
+        scale: float32, of each group of 128 inputs.
+        dtype: of the results: bfloat16 or float16.
+        matrices: 2 for `gated`'s product, of a gate and an up projection.
+
+    Raises:
+        ValueError: as `project` does.
+    """
+    (M, size), shapes = codes.shape, [linear.shape for linear in linears]
+    config = config or choose(M, shapes, linears[0].form)
+    if config is None:
+        raise ValueError(f"no configuration for {codes.shape} times {shapes}, {linears[0].form}")
+    outputs = tuple(features for features, _ in shapes[::matrices])
+    p = _Problem(M, size, outputs, matrices, jnp.dtype(dtype), config)
+    p.check()
+    weights = [each for linear in linears for each in (linear.weight, linear.scale)]
+    return _launch(p)(codes, scale, *weights)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Problem:
+    """Everything static about one launch."""
+
+    M: int
+    size: int  # I, the contraction
+    outputs: tuple[int, ...]  # features of each output
+    matrices: int  # that one block reads: 2 for gate and up
+    dtype: jnp.dtype
+    config: LargeConfig
+
+    def check(self) -> None:
+        """Raises ValueError where the kernel cannot be built."""
+        c = self.config
+        sizes = c.consumers not in _REGISTERS or c.stages < 2 or c.shared_bytes > SHARED_BYTES
+        whole = self.M % 8 == 0 and all(n % GROUP == 0 for n in (self.size, *self.outputs))
+        if sizes or not whole or self.dtype.itemsize != 2:
+            raise ValueError(f"{c} does not fit {self.dtype}, M {self.M}, outputs {self.outputs}")
+
+    @property
+    def steps(self) -> int:
+        """Groups of the contraction."""
+        return self.size // GROUP
+
+    @property
+    def rows(self) -> int:
+        """Of a tile."""
+        return self.config.consumers * ROWS
+
+    @property
+    def features(self) -> int:
+        """Outputs of a tile."""
+        return GROUP // self.matrices
+
+    @property
+    def tiles(self) -> tuple[int, int]:
+        """How many tiles of a whole cluster there are along rows and features."""
+        rows = self.rows * self.config.share_weights
+        features = self.features * self.config.share_rows
+        return -(-self.M // rows), -(-sum(self.outputs) // features)
+
+    @property
+    def cluster(self) -> dict[str, int]:
+        """Axes of the cluster: along "row" weights are shared, along "column" rows are."""
+        axes = {"row": self.config.share_weights, "column": self.config.share_rows}
+        return {name: size for name, size in axes.items() if size > 1}
+
+    @property
+    def clusters(self) -> int:
+        """How many run at once."""
+        size = self.config.share_weights * self.config.share_rows
+        rows, columns = self.tiles
+        return min(MULTIPROCESSORS // size, rows * columns)
+
+    @property
+    def count(self) -> Scalar:
+        """How many tiles are this block's."""
+        rows, columns = self.tiles
+        left = rows * columns - lax.axis_index("cluster")
+        return (left + self.clusters - 1) // self.clusters
+
+    def tile(self, index: Scalar) -> tuple[Scalar, Scalar]:
+        """First row of this block's tile, and its number among tiles of all outputs."""
+        number = lax.axis_index("cluster") + index * self.clusters
+        row, column = plgpu.planar_snake(number, self.tiles, 0, self.config.swath)
+        row = row * self.config.share_weights + self._place("row")
+        return row * self.rows, column * self.config.share_rows + self._place("column")
+
+    def _place(self, name: str) -> Scalar | int:
+        """This block's place along an axis of its cluster."""
+        return lax.axis_index(name) if name in self.cluster else 0
+
+    def after(self, slot: Scalar) -> Scalar:
+        """The slot that is filled next."""
+        return jnp.where(slot == self.config.stages - 1, 0, slot + 1)
+
+    def by_output(self, tile: Scalar, do: Callable[[int, Scalar], None]) -> None:
+        """Calls `do(output, first feature)` for the output that a tile is in."""
+        for output, first in enumerate(self.firsts):
+            mine = tile >= first
+            if output + 1 < len(self.firsts):  # What lies beyond the last is the last's.
+                mine &= tile < self.firsts[output + 1]
+            pl.when(mine)(functools.partial(do, output, (tile - first) * self.features))
+
+    @property
+    def firsts(self) -> list[int]:
+        """The number of each output's first tile."""
+        counts = [features // self.features for features in self.outputs]
+        return [sum(counts[:output]) for output in range(len(counts))]
+
+
+class _Stages(NamedTuple):
+    """Pieces of the contraction in shared memory, and their barriers."""
+
+    x: Ref  # [stages, rows, GROUP]
+    w: Ref  # [stages, GROUP, GROUP], matrices one after the other
+    scale: Ref  # [stages, rows], of x
+    filled: Any
+    free: Any
+
+
+def _launch(p: _Problem) -> Callable[..., tuple[jax.Array, ...]]:
+    c = p.config
+    operand = swizzled(GROUP, FP8.itemsize)
+    free = plgpu.Barrier(num_arrivals=c.consumers, num_barriers=c.stages)
+    if p.cluster:  # A slot is free when no block that it was filled for reads it.
+        free = plgpu.ClusterBarrier(
+            collective_axes=tuple(p.cluster), num_arrivals=c.consumers, num_barriers=c.stages
+        )
+    stages = _Stages(
+        x=plgpu.SMEM((c.stages, p.rows, GROUP), FP8, transforms=operand),
+        w=plgpu.SMEM((c.stages, GROUP, GROUP), FP8, transforms=operand),
+        scale=plgpu.SMEM((c.stages, p.rows), jnp.float32),
+        filled=plgpu.Barrier(num_arrivals=2 + p.matrices, num_barriers=c.stages),
+        free=free,
+    )
+    out = plgpu.SMEM((c.consumers, ROWS, p.features), p.dtype, transforms=SWIZZLED)
+    return plgpu.kernel(
+        functools.partial(_block, p),
+        out_type=tuple(jax.ShapeDtypeStruct((p.M, n), p.dtype) for n in p.outputs),
+        grid=(p.clusters,),
+        grid_names=("cluster",),
+        cluster=tuple(p.cluster.values()),
+        cluster_names=tuple(p.cluster),
+        num_threads=c.consumers + 1,
+        thread_name="warpgroup",
+        scratch_types={"ring": stages, "o_smem": out},
+        compiler_params=plgpu.CompilerParams(approx_math=True),
+        kernel_name="large_gated" if p.matrices == 2 else "large_project",
+    )
+
+
+def _block(p, x, scale, *refs, ring, o_smem):
+    count = 2 * p.matrices * len(p.outputs)
+    weights, scales, outputs = refs[:count:2], refs[1:count:2], refs[count:]
+    consumer = lax.axis_index("warpgroup")
+
+    @pl.when(consumer == p.config.consumers)
+    def _produce():
+        plgpu.set_max_registers(_REGISTERS[p.config.consumers][1], action="decrease")
+        on_warps(lambda: _stream_weights(p, weights, ring), lambda: _stream_rows(p, x, scale, ring))
+
+    @pl.when(consumer < p.config.consumers)
+    def _consume():
+        plgpu.set_max_registers(_REGISTERS[p.config.consumers][0], action="increase")
+        own = o_smem.at[consumer]
+
+        def one(index, slot):
+            row, tile = p.tile(index)
+            # So many groups from here on, stages are filled again.
+            left = (p.count - index) * p.steps - p.config.stages
+            sums, slot = _multiply(p, left, slot, tile, consumer, scales, ring)
+            out = sums[0]
+            if p.matrices == 2:
+                out = out / (1.0 + jnp.exp(-out)) * sums[1]
+            plgpu.wait_smem_to_gmem(0, wait_read_only=True)
+            store_anyhow(own, out.astype(p.dtype))
+            plgpu.commit_smem()
+
+            def write(output, feature):
+                rows, columns = pl.ds(row + consumer * ROWS, ROWS), pl.ds(feature, p.features)
+                plgpu.copy_smem_to_gmem(own, outputs[output].at[rows, columns])
+
+            p.by_output(tile, write)
+            return slot
+
+        lax.fori_loop(0, p.count, one, jnp.int32(0))
+        plgpu.wait_smem_to_gmem(0)
+
+
+def _stream(p: _Problem, index: Scalar, ring: _Stages, copy: Callable[[Scalar, Any], None]) -> None:
+    """Producer warp: calls `copy(slot, columns)` for every group of a tile once a stage is free."""
+
+    def one(group, _):
+        step = index * p.steps + group
+        slot = lax.rem(step, jnp.int32(p.config.stages))
+        pl.when(step >= p.config.stages)(lambda: plgpu.barrier_wait(ring.free.at[slot]))
+        copy(slot, pl.ds(group * GROUP, GROUP))
+
+    lax.fori_loop(0, p.steps, one, None)
+
+
+def _stream_weights(p, weights, ring):
+    def one(index, _):
+        def stream(output, feature):
+            def copy(slot, columns):
+                for matrix in range(p.matrices):
+                    source = weights[output * p.matrices + matrix]
+                    plgpu.copy_gmem_to_smem(
+                        source.at[pl.ds(feature, p.features), columns],
+                        ring.w.at[slot, pl.ds(matrix * p.features, p.features)],
+                        ring.filled.at[slot],
+                        collective_axes="row" if "row" in p.cluster else None,
+                    )
+
+            _stream(p, index, ring, copy)
+
+        p.by_output(p.tile(index)[1], stream)
+
+    lax.fori_loop(0, p.count, one, None)
+
+
+def _stream_rows(p, x, scale, ring):
+    def one(index, _):
+        rows = pl.ds(p.tile(index)[0], p.rows)
+
+        def copy(slot, columns):
+            filled = ring.filled.at[slot]
+            plgpu.copy_gmem_to_smem(
+                x.at[rows, columns],
+                ring.x.at[slot],
+                filled,
+                collective_axes="column" if "column" in p.cluster else None,
+            )
+            of_rows = scale.at[columns.start // GROUP, rows]
+            plgpu.copy_gmem_to_smem(of_rows, ring.scale.at[slot], filled)
+
+        _stream(p, index, ring, copy)
+
+    lax.fori_loop(0, p.count, one, None)
+
+
+def _multiply(p, left, slot, tile, consumer, scales, ring):
+    """A consumer's sums ``[ROWS, features]`` of a tile by matrix, and the next one's first slot.
+
+    Args:
+        left: groups after which no stage is filled again.
+        slot: of the first group.
+    """
+    own = pl.ds(consumer * ROWS, ROWS)
+
+    def one(group, carry):
+        sums, slot = carry
+        of_weights = [_scale_of(p, scales, tile, group, matrix) for matrix in range(p.matrices)]
+        plgpu.barrier_wait(ring.filled.at[slot])
+        of_rows = plgpu.load(ring.scale.at[slot, own], layout=_OF_ROWS, optimized=False)
+
+        def products(accumulator):
+            plgpu.wgmma(accumulator, ring.x.at[slot, own], ring.w.at[slot].transpose((1, 0)))
+            return accumulator[...]
+
+        more = pl.run_scoped(products, plgpu.ACC((ROWS, GROUP), jnp.float32))
+        # Only where a block waits for it: other blocks of the cluster may have ended.
+        pl.when(group < left)(lambda: plgpu.barrier_arrive(ring.free.at[slot]))
+        parts = [more[:, m * p.features : (m + 1) * p.features] for m in range(p.matrices)]
+        scaled = [
+            part * lax.broadcast_in_dim(of_rows * of_weight, part.shape, [0])
+            for part, of_weight in zip(parts, of_weights, strict=True)
+        ]
+        return [total + part for total, part in zip(sums, scaled, strict=True)], p.after(slot)
+
+    zeros = plgpu.layout_cast(jnp.zeros((ROWS, p.features), jnp.float32), _WGMMA)
+    return lax.fori_loop(0, p.steps, one, ([zeros] * p.matrices, slot))
+
+
+def _scale_of(p, scales, tile, group, matrix):
+    """The scale of a tile's block of weights."""
+
+    def of(output, first):
+        ref = scales[output * p.matrices + matrix]
+        block = jnp.minimum((tile - first) // p.matrices, p.outputs[output] // GROUP - 1)
+        return lambda: plgpu.load(ref.at[block, group])
+
+    output = sum(((tile >= first).astype(jnp.int32) for first in p.firsts[1:]), jnp.int32(0))
+    return lax.switch(output, [of(*each) for each in enumerate(p.firsts)])

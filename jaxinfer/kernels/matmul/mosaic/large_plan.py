@@ -1,0 +1,61 @@
+"""The plan of a product of codes with many rows: whether `large.py` computes it, and its sizes."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+from jaxinfer.kernels.fp8 import FP8
+from jaxinfer.kernels.matmul.weight_form import GROUP, WeightForm
+
+ROWS = 64
+"""Rows of a consumer warpgroup: wgmma's M."""
+
+SHARED_BYTES = 226 * 1024
+"""Shared memory of a block beside its barriers."""
+
+_FEWEST_ROWS = 257
+
+
+@dataclasses.dataclass(frozen=True)
+class LargeConfig:
+    """Sizes that change speed and never the result.
+
+    Attributes:
+        stages: groups of the contraction in flight.
+        share_weights: blocks of neighbouring rows that read their weights together.
+        share_rows: blocks of neighbouring features that read their rows together.
+        consumers: warpgroups of 64 rows each, 2 or 3.
+        swath: tiles of rows, of a cluster, that are computed with the same weights in turn.
+    """
+
+    stages: int = 5
+    share_weights: int = 2
+    share_rows: int = 1
+    consumers: int = 2
+    swath: int = 8
+
+    @property
+    def shared_bytes(self) -> int:
+        """Shared memory of a block, without barriers, for results of 16 bits."""
+        rows = self.consumers * ROWS
+        stage = (rows + GROUP) * GROUP + 4 * rows
+        return self.stages * stage + 2 * rows * GROUP
+
+
+def choose(
+    rows: int, shapes: Sequence[tuple[int, ...]], form: WeightForm | None
+) -> LargeConfig | None:
+    """How to compute products of the same rows; None where another implementation is to be used.
+
+    Args:
+        rows: of the inputs.
+        shapes: `(O, I)` of every weight.
+        form: of every weight.
+    """
+    if form is None or not (form.is_known and form.is_grouped and form.rounds_inputs):
+        return None
+    whole = rows % 8 == 0 and all(size % GROUP == 0 for shape in shapes for size in shape)
+    if not whole or rows < _FEWEST_ROWS or form.dtype != FP8:
+        return None
+    return LargeConfig()

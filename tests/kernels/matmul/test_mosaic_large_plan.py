@@ -1,0 +1,86 @@
+"""What `large_plan.choose` takes is what `large.py` can build, and each tile is computed once."""
+
+import dataclasses
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from jax import lax
+
+from jaxinfer.kernels.fp8 import FP8
+from jaxinfer.kernels.matmul.mosaic import large
+from jaxinfer.kernels.matmul.mosaic.large_plan import SHARED_BYTES, LargeConfig, choose
+from jaxinfer.kernels.matmul.weight_form import WeightForm
+
+_FORM = WeightForm(FP8, is_grouped=True, rounds_inputs=True)
+_SIZES = st.integers(1, 200).map(lambda n: 128 * n)
+
+
+def _problem(M, shapes, matrices, config):
+    outputs = tuple(features for features, _ in shapes[::matrices])
+    return large._Problem(M, shapes[0][1], outputs, matrices, jnp.dtype("bfloat16"), config)
+
+
+@given(
+    M=st.integers(33, 4096).map(lambda n: 8 * n),
+    outputs=st.lists(_SIZES, min_size=1, max_size=3),
+    size=_SIZES,
+    gated=st.booleans(),
+)
+def test_every_product_of_this_form_is_taken_and_can_be_built(M, outputs, size, gated):
+    shapes = [(n, size) for n in (outputs[:1] * 2 if gated else outputs)]
+    config = choose(M, shapes, _FORM)
+    assert config is not None
+    _problem(M, shapes, 2 if gated else 1, config).check()
+    assert config.shared_bytes <= SHARED_BYTES
+    assert config.share_weights * config.share_rows <= 2  # Others would not all run at once.
+
+
+@pytest.mark.parametrize(
+    ("M", "size", "form"),
+    [
+        (256, 1024, _FORM),
+        (516, 1024, _FORM),
+        (512, 1024 + 64, _FORM),
+        (512, 1024, None),
+        (512, 1024, dataclasses.replace(_FORM, rounds_inputs=False)),
+        (512, 1024, dataclasses.replace(_FORM, is_known=False)),
+        (512, 1024, dataclasses.replace(_FORM, dtype=jnp.dtype("int8"))),
+    ],
+)
+def test_other_rows_sizes_and_forms_are_left_to_other_kernels(M, size, form):
+    assert choose(512, [(2048, 1024)], _FORM) is not None
+    assert choose(M, [(2048, size)], form) is None
+
+
+@pytest.mark.parametrize(
+    ("M", "outputs", "config", "matrices"),
+    [
+        (2048, (1024, 256, 128), LargeConfig(), 1),
+        (1096, (384, 128), LargeConfig(share_weights=1, share_rows=2, swath=3), 1),
+        (4104, (384,), LargeConfig(share_weights=2, consumers=3, swath=4), 2),
+        (264, (128,), LargeConfig(share_weights=1, swath=16), 2),
+    ],
+)
+def test_blocks_take_every_tile_once_and_clusters_take_neighbours(
+    M, outputs, config, matrices, monkeypatch
+):
+    p = _problem(M, [(n, 128) for n in outputs for _ in range(matrices)], matrices, config)
+    axes = [range(config.share_weights), range(config.share_rows)]
+    taken = []
+    monkeypatch.setattr(large, "MULTIPROCESSORS", 6)
+    for cluster, row, column in itertools.product(range(p.clusters), *axes):
+        place = {"cluster": cluster, "row": row, "column": column}
+        with monkeypatch.context() as patch:
+            patch.setattr(lax, "axis_index", lambda name, place=place: jnp.int32(place[name]))
+            first, tile = jax.vmap(p.tile)(jnp.arange(int(p.count), dtype=jnp.int32))
+        taken += zip(np.asarray(first) // p.rows, np.asarray(tile), strict=True)
+    rows, columns = p.tiles
+    rows, columns = rows * config.share_weights, columns * config.share_rows
+    assert sorted(taken) == list(itertools.product(range(rows), range(columns)))
+    assert rows * p.rows >= M > (rows - config.share_weights) * p.rows
+    assert columns * p.features >= sum(outputs) > (columns - config.share_rows) * p.features
