@@ -26,7 +26,6 @@ from jaxinfer.rollouts.sources import Assignment
 from jaxinfer.rollouts.taking import taken
 from jaxinfer.rollouts.targets import Target, targets_of
 from jaxinfer.rollouts.trees import Leaves, leaves_by_path, nested
-from jaxinfer.serving.programs.upload import upload
 
 
 class MappedParams:
@@ -218,7 +217,8 @@ def _layer_of(each: Assignment, target: Target) -> jax.Array | None:
         return None
     if target.sharding is None:
         return jnp.int32(each.layer)
-    return upload(np.int32(each.layer), NamedSharding(target.sharding.mesh, PartitionSpec()))
+    whole, layer = NamedSharding(target.sharding.mesh, PartitionSpec()), np.asarray(each.layer)
+    return jax.make_array_from_callback((), whole, lambda _: layer.astype(np.int32))
 
 
 @functools.lru_cache(maxsize=16)
