@@ -187,6 +187,7 @@ def _product_by_matrix(
     own: QuantizedLinear, x: jax.Array, dtype: jax.typing.DTypeLike
 ) -> jax.Array:
     """Inputs times the plain weight."""
-    # The barrier keeps XLA from making matrices of all layers at once, or before a loop.
-    x, own = jax.lax.optimization_barrier((x, own))
-    return xla.contract(own.rounded_inputs(x), own.matrix(x.dtype), dtype)
+    # Rounded before the barrier, inputs of several products are rounded once. The barrier keeps XLA
+    # from making matrices of all layers at once, or before a loop.
+    x, own = jax.lax.optimization_barrier((own.rounded_inputs(x), own))
+    return xla.contract(x, own.matrix(x.dtype), dtype)
