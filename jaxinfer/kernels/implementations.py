@@ -17,6 +17,7 @@ Op = Literal[
     "norm_rope_write",
     "small",
     "medium",
+    "medium_codes",
     "large",
     "add_norm",
     "silu_mul",

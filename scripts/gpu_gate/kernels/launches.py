@@ -17,7 +17,7 @@ from jaxinfer.kernels.attention import op as attention
 from jaxinfer.kernels.attention.pages import Pages
 from jaxinfer.kernels.attention.shared_prefix import SharedPrefixes, rows_in_item
 from jaxinfer.kernels.implementations import Op, module_of
-from jaxinfer.kernels.matmul.op import AnyLinear, linear_of
+from jaxinfer.kernels.matmul.quantized import QuantizedLinear
 from jaxinfer.kernels.norms.xla import rms_norm
 from jaxinfer.kernels.policy import XLA, Kernels
 from jaxinfer.model.quantized.params import quantize_weight
@@ -185,9 +185,9 @@ def _small_quantized() -> Iterator[Launch]:
     )
 
 
-def _quantized(scheme: str, weight: jax.Array) -> AnyLinear:
+def _quantized(scheme: str, weight: jax.Array) -> QuantizedLinear:
     form = Quantization.scheme(scheme)
-    return linear_of({"w": quantize_weight(weight, form)}, "w", form)
+    return QuantizedLinear(**quantize_weight(weight, form), inputs=form.inputs)
 
 
 def _medium() -> Iterator[Launch]:
@@ -245,7 +245,7 @@ def _large() -> Iterator[Launch]:
         )
 
 
-def _wide(x: jax.Array, linear: AnyLinear) -> tuple[jax.Array, jax.Array]:
+def _wide(x: jax.Array, linear: QuantizedLinear) -> tuple[jax.Array, jax.Array]:
     """What is left of inputs and of a weight once they were quantized."""
     return linear.rounded_inputs(x), linear.matrix(x.dtype)
 
