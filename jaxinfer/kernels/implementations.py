@@ -35,6 +35,7 @@ MODULES: Mapping[Backend, Mapping[Op, str]] = {
         "norm_rope_write": "jaxinfer.kernels.norms.mosaic.norm_rope_write",
         "small": "jaxinfer.kernels.matmul.mosaic.small",
         "medium": "jaxinfer.kernels.matmul.mosaic.medium",
+        "medium_codes": "jaxinfer.kernels.matmul.mosaic.medium_codes",
         "large": "jaxinfer.kernels.matmul.mosaic.large",
         "add_norm": "jaxinfer.kernels.norms.mosaic.add_norm",
         "silu_mul": "jaxinfer.kernels.norms.mosaic.silu_mul",

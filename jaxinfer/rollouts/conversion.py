@@ -1,18 +1,24 @@
-"""Converts a trainer's parameters in one compiled program, into memory of the engine's old ones."""
+"""Converts a trainer's parameters by compiled programs, into memory of the engine's old ones.
+
+One program writes all plain arrays. Each weight of codes and scales is written by a program of its
+own, the same for all layers: one for a whole model takes several times as long to compile.
+"""
 
 import functools
+import itertools
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jax.typing import DTypeLike
 
 from jaxinfer.model.architecture import abstract_params
 from jaxinfer.model.config import ModelConfig
 from jaxinfer.model.quantized.params import quantize_weight
-from jaxinfer.model.quantized.quantization import SCALE
 from jaxinfer.model.sharding import ShardingRules
 from jaxinfer.rollouts.mapping import ParamsMapping
 from jaxinfer.rollouts.quantized_leaf import QuantizedLeaf
@@ -27,8 +33,8 @@ class MappedParams:
 
     It is a `ParamsMaker` for an engine that starts, and a `ParamsWriter` for one that runs.
 
-    Where the engine holds codes and scales, the program quantizes the trainer's weights, leaf by
-    leaf (`quantize_weight`). The trainer's arrays are read and never donated; nothing of them is
+    Where the engine holds codes and scales, the trainer's weights are quantized, leaf by leaf
+    (`quantize_weight`). The trainer's arrays are read and never donated; nothing of them is
     kept. Where they lie on other devices than the engine, all that are mapped are copied whole to
     each of its devices first.
 
@@ -67,8 +73,7 @@ class MappedParams:
         used = _used(self._leaves, assignments, targets[0].sharding)
         # The first call donates too, so that the second one runs the same program.
         old = jax.tree.leaves(_empty(targets)() if reusable is None else reusable)
-        written = _program(assignments, targets)(old, used)
-        return nested({t.path: array for t, array in zip(targets, written, strict=True)})
+        return _written(assignments, targets, old, used)
 
     def make(
         self, config: ModelConfig, dtype: DTypeLike | None, mesh: Mesh | None, rules: ShardingRules
@@ -92,8 +97,7 @@ class MappedParams:
             wanted = abstract_params(config, self._leaves[embedding].dtype, mesh, rules)
         targets = targets_of(wanted)
         used = _used(self._leaves, assignments, targets[0].sharding)
-        written = _program(assignments, targets)([], used)
-        return nested({t.path: array for t, array in zip(targets, written, strict=True)})
+        return _written(assignments, targets, [], used)
 
     def _assignments(self, wanted: Any) -> tuple[Assignment, ...]:
         """The assignments of `wanted`, kept from `check` for `write` if both are of one engine."""
@@ -140,21 +144,42 @@ def _mesh_of(leaves: Leaves) -> Mesh | None:
     return None
 
 
+def _written(
+    assignments: Sequence[Assignment],
+    targets: Sequence[Target],
+    old: Sequence[jax.Array],
+    sources: Leaves,
+) -> dict[str, Any]:
+    """The engine's tree; the old arrays, in JAX's order or none, are donated."""
+    rest = iter(old)
+    work = [
+        (each, target, list(itertools.islice(rest, len(target.arrays))))
+        for each, target in zip(assignments, targets, strict=True)
+    ]
+    nodes = [parts for parts in work if parts[1].form is not None]
+    plain = [parts for parts in work if parts[1].form is None]
+    program = _program(tuple(each for each, _, _ in plain), tuple(t for _, t, _ in plain))
+    arrays = program(
+        [array for _, _, given in plain for array in given],
+        {each.path: sources[each.path] for each, _, _ in plain},
+    )
+    found = {target.path: array for (_, target, _), array in zip(plain, arrays, strict=True)}
+    for each, target, given in nodes:
+        make = _node_program(_unnamed(each), replace(target, path=""))
+        found[target.path] = make(given, sources[each.path], _layer_of(each, target))
+    return nested({target.path: found[target.path] for target in targets})
+
+
 @functools.lru_cache(maxsize=16)
 def _program(assignments: tuple[Assignment, ...], targets: tuple[Target, ...]) -> Any:
     """``(old arrays, sources by path) -> new arrays``; the old are donated, and not read."""
 
     def convert(old: list[jax.Array], sources: Leaves) -> list[Any]:
         del old
-        converted, last = [], None
-        for each, target in zip(assignments, targets, strict=True):
-            leaf = sources[each.path]
-            if target.form is not None:
-                # One after the other, lest transposed weights of all layers be there at once.
-                leaf, last = jax.lax.optimization_barrier((leaf, last))
-            converted.append(_converted(leaf, each, target))
-            last = last if target.form is None else converted[-1][SCALE]
-        return converted
+        return [
+            _converted(sources[each.path], each, target, each.layer)
+            for each, target in zip(assignments, targets, strict=True)
+        ]
 
     # keep_unused: otherwise JAX drops the old arrays from the program and donates nothing.
     return jax.jit(
@@ -163,6 +188,37 @@ def _program(assignments: tuple[Assignment, ...], targets: tuple[Target, ...]) -
         keep_unused=True,
         out_shardings=[target.shardings for target in targets],
     )
+
+
+@functools.lru_cache(maxsize=64)
+def _node_program(each: Assignment, target: Target) -> Any:
+    """``(old arrays, source, layer) -> node``; the old are donated, and not read.
+
+    Args:
+        each: without what differs from layer to layer.
+        target: likewise.
+    """
+
+    def convert(old: list[jax.Array], source: Any, layer: jax.Array | None) -> Any:
+        del old
+        return _converted(source, each, target, layer)
+
+    return jax.jit(convert, donate_argnums=0, keep_unused=True, out_shardings=target.shardings)
+
+
+def _unnamed(each: Assignment) -> Assignment:
+    """What layers' assignments have in common."""
+    return Assignment("", replace(each.source, path=""), "", 0, each.axis, 0)
+
+
+def _layer_of(each: Assignment, target: Target) -> jax.Array | None:
+    """The index among stacked layers, on the engine's devices."""
+    if each.axis is None:
+        return None
+    if target.sharding is None:
+        return jnp.int32(each.layer)
+    whole, layer = NamedSharding(target.sharding.mesh, PartitionSpec()), np.asarray(each.layer)
+    return jax.make_array_from_callback((), whole, lambda _: layer.astype(np.int32))
 
 
 @functools.lru_cache(maxsize=16)
@@ -178,10 +234,11 @@ def _empty(targets: tuple[Target, ...]) -> Any:
     return jax.jit(zeros, out_shardings=[target.shardings for target in targets])
 
 
-def _converted(leaf: Any, each: Assignment, target: Target) -> Any:
+def _converted(leaf: Any, each: Assignment, target: Target, layer: Any) -> Any:
     if isinstance(leaf, QuantizedLeaf):
-        return taken(QuantizedLeaf(*(x if x is None else _laid(x, each) for x in leaf)), target)
-    leaf = _laid(leaf, each)
+        parts = (x if x is None else _laid(x, each, layer) for x in leaf)
+        return taken(QuantizedLeaf(*parts), target)
+    leaf = _laid(leaf, each, layer)
     if each.source.part is not None:
         leaf = jax.lax.slice_in_dim(leaf, *each.source.part)
     leaf = leaf.reshape(target.shape)
@@ -190,8 +247,9 @@ def _converted(leaf: Any, each: Assignment, target: Target) -> Any:
     return leaf.astype(target.dtype) if target.form is None else quantize_weight(leaf, target.form)
 
 
-def _laid(leaf: jax.Array, each: Assignment) -> jax.Array:
+def _laid(leaf: jax.Array, each: Assignment, layer: Any) -> jax.Array:
     """A layer's array with its dimensions in the engine's order."""
     if each.axis is not None:
-        leaf = jax.lax.index_in_dim(leaf, each.layer, each.axis, keepdims=False)
+        index = jax.lax.index_in_dim if isinstance(layer, int) else jax.lax.dynamic_index_in_dim
+        leaf = index(leaf, layer, each.axis, keepdims=False)
     return leaf if each.source.transpose is None else leaf.transpose(each.source.transpose)

@@ -1,6 +1,7 @@
 """A plain tree updates an engine of int8 weights: as a directory that was quantized alike."""
 
 import dataclasses
+from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
@@ -135,15 +136,42 @@ def test_a_tree_that_does_not_fit_is_named_and_changes_nothing(change, named, ex
 
 @pytest.mark.parametrize("name", ["hugging_face", "nnx_linear"])
 def test_no_second_copy_of_the_tree_is_made(name):
-    """The program quantizes leaf by leaf, each into the memory of the old one."""
+    """Each leaf is quantized by itself, into the memory of the old one."""
     wanted = abstract_params(INT8, jnp.float32, make_mesh(1))
     leaves, mapping = leaves_by_path(HELD[name](OTHER)), getattr(ParamsMapping, name)(INT8)
     assignments, targets = mapping.assignments(leaves, wanted), conversion.targets_of(wanted)
-    program = conversion._program(assignments, targets)
-    held = conversion._used(leaves, assignments, targets[0].sharding)
-    compiled = program.lower(jax.tree.leaves(wanted), held).compile()
-    count = len(jax.tree.leaves(wanted))
-    assert aliases(compiled.as_text()) == {i: i for i in range(count)}
-    temporary = compiled.memory_analysis().temp_size_in_bytes
-    sizes = [leaf.nbytes for path, leaf in leaves_by_path(OTHER).items() if "embed" not in path]
-    assert temporary < 1.1 * max(sizes) < sum(sizes) / 2
+    nodes = 0
+    for each, target in zip(assignments, targets, strict=True):
+        if target.form is None:
+            continue
+        leaf, old = leaves[each.path], [array for _, array in target.arrays]
+        program = conversion._node_program(conversion._unnamed(each), replace(target, path=""))
+        compiled = program.lower(old, leaf, None).compile()
+        assert aliases(compiled.as_text()) == {i: i for i in range(len(old))}
+        assert compiled.memory_analysis().temp_size_in_bytes <= 1.1 * leaf.nbytes + 4096
+        nodes += 1
+    assert nodes == 7 * INT8.num_hidden_layers
+
+
+@pytest.mark.parametrize("is_stacked", [False, True])
+def test_layers_are_quantized_by_the_same_programs(is_stacked, monkeypatch):
+    """One program for a whole model would be long to compile: XLA takes each layer by itself."""
+    traced = []
+    quantize = conversion.quantize_weight
+    monkeypatch.setattr(
+        conversion,
+        "quantize_weight",
+        lambda leaf, form: traced.append(leaf.shape) or quantize(leaf, form),
+    )
+    conversion._node_program.cache_clear()
+    mapping, given = ParamsMapping.hugging_face(INT8), OTHER
+    if is_stacked:
+        mapping = ParamsMapping.nnx_linear(INT8).stacked()
+        given = trainers.with_stacked_layers(trainers.flax_layers(OTHER), 0)
+    wanted = abstract_params(INT8, jnp.float32, make_mesh(1))
+    written = MappedParams(given, mapping).write(wanted, None)
+    jax.tree.map(np.testing.assert_array_equal, written, quantize_params(OTHER, FORMAT))
+    assert len(traced) == len(set(traced)) < 7
+    assert INT8.num_hidden_layers > 1
+    MappedParams(given, mapping).write(wanted, written)
+    assert len(traced) == len(set(traced))

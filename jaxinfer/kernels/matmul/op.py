@@ -2,8 +2,8 @@
 
 A decoder layer is a norm with the projections that read it, a norm with the gated half of the MLP,
 and twice a projection that is added to the residual stream. Kernels compute each in one launch
-with few rows, of a `Linear` or a `QuantizedLinear`; products that read a norm with some more, of
-plain weights; and products of blocks of codes with many. All else is XLA's (`matmul/xla.py`).
+with few rows, of a `Linear` or a `QuantizedLinear`; products that read a norm with some more, or
+any of codes; and products of blocks of codes with many. All else is XLA's (`matmul/xla.py`).
 
 With many rows there are kernels for elementwise operations. XLA writes no residual stream in a
 long prefill, but adds up the outputs of several layers in every norm. So an addition to the stream
@@ -328,8 +328,8 @@ def _project(
             return medium.project(hidden, weights)
         if len(weights) > 1 and _merges(hidden, weights):
             return (xla.linear(hidden, jnp.concatenate(weights)),)
-    if large := _large(kernels, hidden, linears):
-        return large.project(hidden, linears)
+    if module := _of_codes(kernels, hidden, linears):
+        return module.project(hidden, linears)
     return tuple(linear.product(hidden, hidden.dtype) for linear in linears)
 
 
@@ -347,8 +347,8 @@ def _gated(hidden: jax.Array, gate: AnyLinear, up: AnyLinear, kernels: Kernels) 
             return medium.gated(hidden, gate.weight, up.weight)
         if rows >= _SILU_MUL_ROWS and silu_mul.supports(rows * gate.shape[0], hidden.dtype):
             return silu_mul.silu_mul(*(each.product(hidden, hidden.dtype) for each in (gate, up)))
-    if large := _large(kernels, hidden, (gate, up)):
-        return large.gated(hidden, gate, up)
+    if module := _of_codes(kernels, hidden, (gate, up)):
+        return module.gated(hidden, gate, up)
     opened = _opened(gate.product(hidden, hidden.dtype))
     return _multiplied(opened, up.product(hidden, hidden.dtype))
 
@@ -371,12 +371,12 @@ def _module(kernels: Kernels, x: jax.Array, linears: Sequence[AnyLinear]) -> Mod
     return small if not others and small.supports(len(x), shapes, x.dtype, form) else None
 
 
-def _large(kernels: Kernels, x: jax.Array, linears: Sequence[AnyLinear]) -> ModuleType | None:
-    """The module of kernels for many rows of codes, or None where it does not take these."""
+def _of_codes(kernels: Kernels, x: jax.Array, linears: Sequence[AnyLinear]) -> ModuleType | None:
+    """The module of kernels for more rows of codes, or None where there is none for these."""
     if kernels.backend != "mosaic" or x.ndim != 2 or linears[0].form is None:
         return None
-    large = module_of("mosaic", "large")
-    return large if large.supports(len(x), x.dtype, linears) else None
+    modules = (module_of("mosaic", op) for op in ("medium_codes", "large"))
+    return next((each for each in modules if each.supports(len(x), x.dtype, linears)), None)
 
 
 def _have_kernels(kernels: Kernels, x: jax.Array, linears: Sequence[AnyLinear]) -> bool:

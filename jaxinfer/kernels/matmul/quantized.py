@@ -8,7 +8,7 @@ it multiplies codes by codes where inputs have one scale a token.
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -16,14 +16,9 @@ from jaxtyping import Array, Float, Int
 
 from jaxinfer.kernels import fp8, int4, int8
 from jaxinfer.kernels.matmul import xla
-from jaxinfer.kernels.matmul.weight_form import GROUP, TILE, WeightForm
+from jaxinfer.kernels.matmul.weight_form import GROUP, TILE, InputScaling, WeightForm
 from jaxinfer.kernels.norms.xla import rms_norm
 from jaxinfer.kernels.rounding import narrow
-
-InputScaling = Literal["token", "group", "tensor"]
-"""What shares a scale where a product's inputs are quantized, too: the values of a token on one
-device, a group of them as long as the weight's blocks, or all there will ever be, by a scale of the
-checkpoint."""
 
 
 @runtime_checkable
@@ -79,14 +74,13 @@ class QuantizedLinear:
             dtype=jnp.dtype(self.weight.dtype),
             is_grouped=self.scale.ndim == 2,
             has_zeros=self.zero is not None,
-            rounds_inputs=self.inputs == "group",
-            has_own_inputs=self.inputs == "tensor",
+            inputs=self.inputs,
         )
         if form.is_grouped:
             known = inputs == groups * GROUP and (rows == outputs or outputs % (rows * TILE) == 0)
-            known = known and not (form.rounds_inputs and form.dtype != fp8.FP8)
+            known = known and not (form.multiplies_codes and form.dtype != fp8.FP8)
         else:
-            known = rows == outputs and not form.has_zeros and not form.rounds_inputs
+            known = rows == outputs and not form.has_zeros and not form.multiplies_codes
         return replace(form, is_known=known and self.group is None)
 
     def kernel_inputs(
@@ -193,6 +187,7 @@ def _product_by_matrix(
     own: QuantizedLinear, x: jax.Array, dtype: jax.typing.DTypeLike
 ) -> jax.Array:
     """Inputs times the plain weight."""
-    # The barrier keeps XLA from making matrices of all layers at once, or before a loop.
-    x, own = jax.lax.optimization_barrier((x, own))
-    return xla.contract(own.rounded_inputs(x), own.matrix(x.dtype), dtype)
+    # Rounded before the barrier, inputs of several products are rounded once. The barrier keeps XLA
+    # from making matrices of all layers at once, or before a loop.
+    x, own = jax.lax.optimization_barrier((own.rounded_inputs(x), own))
+    return xla.contract(x, own.matrix(x.dtype), dtype)

@@ -51,7 +51,7 @@ def _rows(B, size, seed=1):
     return jnp.asarray(rng.standard_normal((B, size)).astype(jnp.bfloat16))
 
 
-def _wide(linear):
+def wide_weight(linear):
     return np.asarray(dataclasses.replace(linear, inputs=None).matrix(jnp.float32), np.float64)
 
 
@@ -60,7 +60,7 @@ def _normed(x, norm):
     return x / np.sqrt((x * x).mean(-1, keepdims=True) + _EPS) * norm
 
 
-def _inputs(linear, x):
+def multiplied_inputs(linear, x):
     """What is multiplied, as the plain path rounds it."""
     return np.asarray(linear.rounded_inputs(jnp.asarray(x, jnp.float32)), np.float64)
 
@@ -74,12 +74,12 @@ def _check_all(form, B, size, config):
     """Every epilogue, beside float64."""
     weights = [draw(form, outputs, size, seed=outputs) for outputs in (128, 256, 128)]
     x, norm = _rows(B, size), _rows(1, size, seed=2)[0] + 2
-    wide = [_wide(weight) for weight in weights]
-    hidden = _inputs(weights[0], _normed(x, norm))
+    wide = [wide_weight(weight) for weight in weights]
+    hidden = multiplied_inputs(weights[0], _normed(x, norm))
     project = jax.jit(functools.partial(small.norm_project, eps=_EPS, config=config))
     for got, weight in zip(project(x, norm, weights), wide, strict=True):
         _check(got, hidden @ weight.T)
-    plain = _inputs(weights[0], x)
+    plain = multiplied_inputs(weights[0], x)
     for got, weight in zip(project(x, None, weights), wide, strict=True):
         _check(got, plain @ weight.T)
     gated = jax.jit(functools.partial(small.norm_gated, eps=_EPS, config=config))
@@ -124,20 +124,25 @@ def test_products_match_fp64_in_the_interpreter(form, B, config, size, monkeypat
     """But for the widening itself: it knows no operands in registers, nor what is inlined."""
     kernel = functools.partial(plgpu.kernel, interpret=plgpu.InterpretGPUParams())
     monkeypatch.setattr(plgpu, "kernel", kernel)
-    monkeypatch.setattr(small_codes, "widened", _widened)
-    monkeypatch.setattr(plgpu, "wgmma", _wgmma)
+    monkeypatch.setattr(small_codes, "widened", widened_in_interpreter)
+    monkeypatch.setattr(plgpu, "wgmma", product_in_interpreter)
     monkeypatch.setattr(plgpu, "wgmma_wait", lambda _: None)
-    monkeypatch.setattr(pl, "run_scoped", lambda run, *kinds: run(*(_Sums() for _ in kinds)))
+    monkeypatch.setattr(pl, "run_scoped", sums_in_interpreter)
     stages, consumers = config
     _check_all(form, B, size, SmallConfig(1, stages, GROUP, consumers))
 
 
-def _widened(tile):
+def widened_in_interpreter(tile):
     codes = tile[...]
     if codes.dtype == jnp.uint8:
         halves = jnp.stack([codes & 15, codes >> 4], axis=-1)
         codes = halves.reshape(codes.shape[0], -1).astype(jnp.float32) - 8
     return codes.astype(jnp.float32).astype(jnp.bfloat16)
+
+
+def sums_in_interpreter(run, *kinds):
+    """In the place of `pl.run_scoped`."""
+    return run(*(_Sums() for _ in kinds))
 
 
 class _Sums:
@@ -149,7 +154,7 @@ class _Sums:
         return self.value
 
 
-def _wgmma(accumulator, first, second):
+def product_in_interpreter(accumulator, first, second):
     wide = (each[...].astype(jnp.float32) for each in (first, second))
     accumulator.value += jnp.dot(*wide)
 

@@ -185,3 +185,20 @@ def test_ops_give_the_products_of_rounded_inputs_and_plain_weights(dtype):
     np.testing.assert_array_equal(added, jnp.asarray(1 + expected.astype("f4"), dtype))
     stream, (product,) = norm_project(ResidualStream(x), jnp.ones(IN, dtype), (linear,), eps=1e-6)
     assert product.shape == (5, OUT)
+
+
+def test_inputs_of_several_products_are_rounded_once():
+    """Each product by a weight of its own; a rounding is three kernels of a GPU."""
+    weight, scale, x = _draw("fp8 group")
+    node, inputs = _node("fp8 group", weight, scale)
+    linears = [linear_of({"q": node}, "q", form_of(inputs)) for _ in range(3)]
+
+    def products(x, norm, linears):
+        return norm_project(ResidualStream(x), norm, linears, eps=1e-6)[1]
+
+    nodes = [
+        dataclasses.replace(linear, scale=linear.scale + i) for i, linear in enumerate(linears)
+    ]
+    compiled = jax.jit(products).lower(jnp.asarray(x), jnp.ones(IN), nodes).compile()
+    largest = [line for line in compiled.as_text().splitlines() if "/reduce_max" in line]
+    assert sum(" reduce(" in line for line in largest) == 1

@@ -17,7 +17,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from jaxinfer.kernels.matmul.mosaic.small_plan import Plan
 from jaxinfer.kernels.mosaic.pages import Ref, RegisterLayout, Scalar
-from jaxinfer.kernels.mosaic.rows import load_global, store_anyhow
+from jaxinfer.kernels.mosaic.rows import load_global
 
 type Asked = tuple[list[jax.Array], list[jax.Array]]
 """A piece in registers: of the norm's weight, if there is a norm, and of each row."""
@@ -37,12 +37,12 @@ def ask_for_piece(
 def prepare_piece(
     p: Plan, asked: Asked, first: Scalar | int, known: int, layout: RegisterLayout, ring: Any
 ) -> jax.Array:
-    """Stores a piece of x, times the norm's weight, in a ring's `x` from its chunk `first` on.
+    """Has a ring keep a piece of x, times the norm's weight, from its chunk `first` on.
 
     Args:
         known: chunks at the piece's beginning that were stored before, and are left out.
         layout: of `[N, columns]`, that the piece was asked for in.
-        ring: whose `x` are wgmma's operands, `[chunks, N, chunk]`.
+        ring: of which these are wgmma's other operands.
 
     Returns:
         The sum of each row's squares, `[N]` in fp32, before the norm's weight.
@@ -55,8 +55,7 @@ def prepare_piece(
         spread = lax.broadcast_in_dim(values.astype(jnp.float32), (p.columns, values.size), [1])
         rows = rows * spread[:, known * p.chunk :]
     for index in range(rows.shape[1] // p.chunk):
-        values = ring.inputs(rows[:, index * p.chunk : (index + 1) * p.chunk])
-        store_anyhow(ring.x.at[first + index], values.astype(ring.x.dtype))
+        ring.keep(first + index, rows[:, index * p.chunk : (index + 1) * p.chunk])
     return squared
 
 

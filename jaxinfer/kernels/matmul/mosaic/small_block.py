@@ -74,9 +74,9 @@ class Ring:
     def request_scales(self, weights: Sequence[Any], tile: Scalar, start: Scalar) -> None:
         """Brings what else there is of weights to shared memory."""
 
-    def inputs(self, values: jax.Array) -> jax.Array:
-        """A chunk of activations as they are multiplied."""
-        return values
+    def keep(self, chunk: Scalar | int, values: jax.Array) -> None:
+        """Stores a chunk of activations ``[N, chunk]``, in fp32, as it is multiplied."""
+        store_anyhow(self.x.at[self.chunk(chunk)], values.astype(self.x.dtype))
 
     def operand(self, stage: Scalar | int, matrix: int, chunk: Scalar | int) -> Any:
         """The tile of a stage as wgmma's first operand."""
@@ -168,7 +168,7 @@ def multiply(
         return ask_for_piece(p, x, norm, start + first * p.chunk, step * p.chunk, layout)
 
     def prepare(asked: Asked, first: Scalar | int, known: int) -> jax.Array:
-        return prepare_piece(p, asked, ring.chunk(first), known, layout, ring)
+        return prepare_piece(p, asked, first, known, layout, ring)
 
     def piece(index: Scalar, carry: _Carry) -> _Carry:
         sums, squared, asked = carry

@@ -1,6 +1,7 @@
-"""A small product's weights as codes: widened in registers, by several warpgroups of a block.
+"""A small product's weights as codes, multiplied by several warpgroups of a block.
 
-One warpgroup takes longer to widen codes than the memory takes to send them. So several share a
+Tensor cores multiply float8_e4m3fn where activations are quantized, too. Other codes are widened in
+registers, which takes one warpgroup longer than the memory takes to send them. So several share a
 block's slice of the contraction, each with stages and activations of its own; the first one adds
 their sums up. Scales are for sums: of a group of inputs, or of all.
 """
@@ -38,9 +39,14 @@ def memory_of_codes(p: CodesPlan) -> dict[str, Any]:
     width = p.width(p.chunk)
     tiles = (p.consumers * p.stages, p.matrices, TILE, width)
     layout = swizzled(min(width, 128), p.form.dtype.itemsize)
+    memory: dict[str, Any] = {}
+    if p.form.multiplies_codes:
+        kept = (p.consumers * p.kept_chunks, p.columns)
+        memory["x_smem"] = plgpu.SMEM((*kept, p.chunk), FP8, transforms=layout)
+        codes["inputs"] = plgpu.SMEM(kept, jnp.float32)
     squares = plgpu.SMEM((p.consumers, p.columns), jnp.float32) if p.normed else None
     w_smem = plgpu.SMEM(tiles, p.form.dtype, transforms=layout)
-    return {"w_smem": w_smem, "squares": squares, "codes": codes}
+    return memory | {"w_smem": w_smem, "squares": squares, "codes": codes}
 
 
 def ring_of_codes(
@@ -103,7 +109,9 @@ class CodesRing(Ring):
 
     @override
     def operand(self, stage: Scalar | int, matrix: int, chunk: Scalar | int) -> Any:
-        """Codes in registers, less the zero points of their group."""
+        """Codes, or their values in registers, less the zero points of their group."""
+        if self.plan.form.multiplies_codes:
+            return self.tiles.at[stage, matrix]
         plgpu.wgmma_wait(0)  # Lets a tile have the last one's registers.
         wide = widened(self.tiles.at[stage, matrix])
         if not self.plan.form.has_zeros:
@@ -111,18 +119,20 @@ class CodesRing(Ring):
         return wide - of_features(self.scales["zero"].at[matrix, chunk], GROUP).astype(wide.dtype)
 
     @override
-    def inputs(self, values: jax.Array) -> jax.Array:
-        """What is left of a group ``[N, GROUP]`` of inputs in float8_e4m3fn, if that is the form.
+    def keep(self, chunk: Scalar | int, values: jax.Array) -> None:
+        """A group of inputs, in float8_e4m3fn if that is the form, with a scale for each row.
 
         A row's scale takes part in all of its values: that the norm divides later changes no code.
         """
-        if not self.plan.form.rounds_inputs:
-            return values
+        if not self.plan.form.multiplies_codes:
+            super().keep(chunk, values)
+            return
         largest = jnp.maximum(values, -values).max(axis=1)
         scale = jnp.where(largest > 0, largest * STEPS, 1.0)
-        scale = lax.broadcast_in_dim(scale, values.shape, [0])
-        codes = jnp.clip(values / scale, -LARGEST, LARGEST).astype(FP8)
-        return codes.astype(jnp.float16).astype(jnp.float32) * scale
+        spread = lax.broadcast_in_dim(scale, values.shape, [0])
+        codes = jnp.clip(values / spread, -LARGEST, LARGEST).astype(FP8)
+        store_anyhow(self.x.at[self.chunk(chunk)], codes)
+        store_anyhow(self.codes["inputs"].at[self.chunk(chunk)], scale)
 
     @override
     def scaled(self, products: list[jax.Array], chunks: Sequence[Any]) -> list[jax.Array]:
@@ -130,7 +140,12 @@ class CodesRing(Ring):
         if not self.plan.form.is_grouped:
             return products
         [(chunk, _)] = chunks
-        return [self._times(values, m, chunk) for m, values in enumerate(products)]
+        products = [self._times(values, m, chunk) for m, values in enumerate(products)]
+        if not self.plan.form.multiplies_codes:
+            return products
+        inputs = self.codes["inputs"].at[self.chunk(chunk)]
+        scale = plgpu.load(inputs, layout=plgpu.Layout.WGMMA.reduce(0), optimized=False)
+        return [values * lax.broadcast_in_dim(scale, values.shape, [1]) for values in products]
 
     @override
     def total(self, sums: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:

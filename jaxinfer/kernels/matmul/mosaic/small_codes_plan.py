@@ -73,7 +73,9 @@ class CodesPlan(Plan):
     def shared_bytes(self) -> int:
         tile = self.matrices * TILE
         weights = self.consumers * self.stages * tile * self.width(self.chunk)
-        activations = self.columns * (self.consumers * self.kept_chunks * self.chunk + TILE) * 2
+        kept = self.consumers * self.kept_chunks
+        input_bytes = self.chunk + 4 if self.form.multiplies_codes else 2 * self.chunk
+        activations = self.columns * (kept * input_bytes + 2 * TILE)
         scales = self.consumers * self.scales * tile * 4 * (1 + self.form.has_zeros)
         others = self.splits + self.consumers - 2
         sums = (self.matrices + 1) * others * TILE * self.columns * 4

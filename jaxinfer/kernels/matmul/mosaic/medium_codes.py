@@ -1,0 +1,340 @@
+"""Products of 24 to 256 rows with several weights of 8 or 4 bits in one launch.
+
+What `medium.py` does for weights in bfloat16, with half or a quarter of their bytes:
+
+* `project`: any number of projections of the same rows (q, k and v at once);
+* `gated`: `silu(x gate^T) * (x up^T)`.
+
+Where activations are quantized, too, tensor cores multiply codes. Otherwise they multiply bfloat16,
+to which codes are widened in registers. 64 output features are a product's rows, the batch its
+columns. Sums, in float32, are scaled at the end, or once for every 128 inputs where those have a
+scale of their own.
+
+A block computes `rows` rows of the batch for up to three tiles of 64 features, each of a consumer
+warpgroup; a producer warpgroup streams codes and rows through shared memory (TMA). Of gate and up a
+tile has 32 features each. Blocks of a cluster have different rows and read codes once for all; or
+they share the contraction: each of `splits` blocks sends its sums to the one that adds them, a part
+of the batch.
+
+Which products pay, and with which sizes, is in `medium_codes_plan.py`.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import mosaic_gpu as plgpu
+from jaxtyping import Array, Float
+
+from jaxinfer.kernels.matmul.mosaic.medium_codes_plan import (
+    MediumCodesConfig,
+    MediumCodesPlan,
+    choose,
+)
+from jaxinfer.kernels.matmul.mosaic.tile_values import HALF, OPERAND, values_of_tile
+from jaxinfer.kernels.matmul.mosaic.widened import widened
+from jaxinfer.kernels.matmul.quantized import QuantizedLinear
+from jaxinfer.kernels.matmul.weight_form import GROUP, TILE
+from jaxinfer.kernels.mosaic.pages import SWIZZLED, on_warps, swizzled
+from jaxinfer.kernels.mosaic.rows import load_global, store_anyhow
+
+_COLUMN = OPERAND.reduce(0)
+
+
+def supports(
+    rows: int, dtype: jax.typing.DTypeLike, weights: Sequence[QuantizedLinear], *, matrices: int = 1
+) -> bool:
+    """True if these projections of a number of rows, which they all read, can be computed here."""
+    form, *others = {weight.form for weight in weights}
+    shapes = [weight.shape for weight in weights]
+    return not others and choose(rows, shapes, dtype, form, matrices=matrices) is not None
+
+
+def project(
+    x: Float[Array, "B I"],
+    weights: Sequence[QuantizedLinear],
+    *,
+    config: MediumCodesConfig | None = None,
+) -> tuple[Float[Array, "B _"], ...]:
+    """`x @ weight.T` for every weight, in one launch.
+
+    Args:
+        x: activations, bfloat16; quantized here where the weights' form says so.
+        weights: of `[O, I]` each, all of one form.
+
+    Raises:
+        ValueError: `choose` has no configuration for these shapes, or `config` does not fit them.
+    """
+    return _run(x, tuple(weights), 1, config)
+
+
+def gated(
+    x: Float[Array, "B I"],
+    gate: QuantizedLinear,
+    up: QuantizedLinear,
+    *,
+    config: MediumCodesConfig | None = None,
+) -> Float[Array, "B F"]:
+    """`silu(x @ gate.T) * (x @ up.T)`, rounded once; see `project` for the limits."""
+    return _run(x, (gate, up), 2, config)[0]
+
+
+def _run(x, weights, matrices, config):
+    form, shapes = weights[0].form, [weight.shape for weight in weights]
+    B, size = x.shape
+    config = config or choose(B, shapes, x.dtype, form, matrices=matrices)
+    if config is None or any(weight.form != form for weight in weights):
+        raise ValueError(f"no configuration for x {x.dtype}{x.shape}, weights {shapes} of {form}")
+    p = MediumCodesPlan(B, size, tuple(n for n, _ in shapes[::matrices]), matrices, form, config)
+    p.check()
+    rows, inputs = x, ()
+    if form.multiplies_codes:
+        codes, scale = weights[0].quantized_inputs(x)
+        padding = (0, p.row_blocks * config.rows - B)
+        rows, inputs = codes.reshape(x.shape), (jnp.pad(scale.T, ((0, 0), padding)),)
+    arrays, tree = jax.tree.flatten((rows, inputs, weights))
+    kernel = plgpu.kernel(
+        functools.partial(_block, p, tree),
+        out_type=tuple(jax.ShapeDtypeStruct((B, n), x.dtype) for n in p.outputs),
+        grid=(p.blocks,),
+        grid_names=("block",),
+        cluster=tuple(p.cluster.values()),
+        cluster_names=tuple(p.cluster),
+        num_threads=config.consumers + 1,
+        thread_name="warpgroup",
+        scratch_types=_scratch(p, x.dtype),
+        compiler_params=plgpu.CompilerParams(approx_math=True, unsafe_no_auto_barriers=True),
+        kernel_name="medium_codes_gated" if matrices == 2 else "medium_codes_project",
+    )
+    return kernel(*arrays)
+
+
+def _scratch(p: MediumCodesPlan, dtype: Any) -> dict[str, Any]:
+    c, width = p.config, p.form.width(GROUP)
+    x_dtype = p.form.dtype if p.form.multiplies_codes else dtype
+    x_layout = swizzled(GROUP, 1) if p.form.multiplies_codes else SWIZZLED
+    x_smem = plgpu.SMEM((c.stages, c.rows, GROUP), x_dtype, transforms=x_layout)
+    tiles = (c.stages, c.consumers, TILE, width)
+    # What follows the products takes the place of rows that have all been read.
+    sums = plgpu.SMEM((c.consumers, c.splits, TILE, p.kept), jnp.float32)
+    gates = plgpu.SMEM((c.consumers, TILE, p.kept), jnp.float32)
+    out = plgpu.SMEM((c.consumers, p.kept, p.features), dtype, transforms=swizzled(p.features))
+    after = (*[sums] * (c.splits > 1), *[gates] * (p.matrices > 1), out)
+    free = plgpu.Barrier(num_arrivals=c.consumers, num_barriers=c.stages)
+    if "rows" in p.cluster:  # A slot is free when no block that it was filled for reads it.
+        free = plgpu.ClusterBarrier(
+            collective_axes=("rows",), num_arrivals=c.consumers, num_barriers=c.stages
+        )
+    done = plgpu.Barrier(num_arrivals=c.consumers)
+    gathered = None
+    if c.splits > 1:
+        done = plgpu.ClusterBarrier(collective_axes=("split",), num_arrivals=c.consumers)
+        gathered = plgpu.Barrier(num_arrivals=c.splits, num_barriers=c.consumers)
+    return {
+        "x_after": plgpu.RefUnion(x_smem, after),
+        "w_smem": plgpu.SMEM(tiles, p.form.dtype, transforms=swizzled(width, 1)),
+        # Codes of each consumer's tile, of one copy or of two, and rows.
+        "filled": plgpu.Barrier(num_arrivals=p.matrices * c.consumers + 1, num_barriers=c.stages),
+        "free": free,
+        "done": done,
+        "gathered": gathered,
+    }
+
+
+def _block(p, tree, *refs, x_after, w_smem, filled, free, done, gathered):
+    x, inputs, weights = jax.tree.unflatten(tree, refs[: tree.num_leaves])
+    outputs = refs[tree.num_leaves :]
+    x_smem, after = x_after
+    warpgroup = lax.axis_index("warpgroup")
+    consumers = p.config.consumers
+
+    @pl.when(warpgroup == consumers)
+    def _produce():
+        def codes(consumer):
+            p.by_output(
+                p.first_tile + consumer,
+                functools.partial(_stream_codes, p, weights, consumer, w_smem, filled, free),
+            )
+
+        on_warps(
+            lambda: _stream_rows(p, x, x_smem, filled, free),
+            *[functools.partial(codes, consumer) for consumer in range(consumers)],
+        )
+
+    @pl.when(warpgroup < consumers)
+    def _consume():
+        tile = p.first_tile + warpgroup
+        multiply = _multiply_groups if p.form.is_grouped else _multiply
+        sums = multiply(p, weights, inputs, tile, warpgroup, x_smem, w_smem, filled, free)
+        if p.config.splits > 1:  # A single thread tells the other blocks.
+            plgpu.commit_smem()
+        plgpu.barrier_arrive(done)
+        plgpu.barrier_wait(done)
+        if p.config.splits > 1:
+            sums = _sum_over_cluster(p, sums, warpgroup, after[0], gathered)
+        if not p.form.is_grouped:
+            scale = values_of_tile(p, [each.scale for each in weights], tile, None)
+            sums = sums * lax.broadcast_in_dim(scale, sums.shape, [0])
+        out_smem = after[-1].at[warpgroup]
+        if p.matrices == 2:
+            _gate(p, sums, after[-2].at[warpgroup], out_smem)
+        else:
+            store_anyhow(out_smem.transpose((1, 0)), sums.astype(out_smem.dtype))
+        plgpu.commit_smem()
+
+        def write(output, feature):
+            rows = pl.ds(p.row + p.along("split") * p.kept, p.kept)
+            target = outputs[output].at[rows, pl.ds(feature, p.features)]
+            plgpu.copy_smem_to_gmem(out_smem, target)
+
+        p.by_output(tile, write)
+        plgpu.wait_smem_to_gmem(0)
+
+
+def _stream(p, free, copy):
+    """Producer warp: calls `copy(stage, chunk)` for every piece once its stage is free."""
+
+    def one(step, _):
+        stage = lax.rem(step, jnp.int32(p.config.stages))
+        pl.when(step >= p.config.stages)(lambda: plgpu.barrier_wait(free.at[stage]))
+        copy(stage, p.start + step)
+
+    lax.fori_loop(0, p.steps, one, None)
+
+
+def _stream_codes(p, weights, consumer, w_smem, filled, free, output, feature):
+    width = p.form.width(GROUP)
+
+    def copy(stage, chunk):
+        for matrix in range(p.matrices):
+            source = weights[output * p.matrices + matrix].weight
+            plgpu.copy_gmem_to_smem(
+                source.at[pl.ds(feature, p.features), pl.ds(chunk * width, width)],
+                w_smem.at[stage, consumer, pl.ds(matrix * p.features, p.features)],
+                filled.at[stage],
+                collective_axes="rows" if "rows" in p.cluster else None,
+            )
+
+    _stream(p, free, copy)
+
+
+def _stream_rows(p, x, x_smem, filled, free):
+    def copy(stage, chunk):
+        plgpu.copy_gmem_to_smem(
+            x.at[pl.ds(p.row, p.config.rows), pl.ds(chunk * GROUP, GROUP)],
+            x_smem.at[stage],
+            filled.at[stage],
+        )
+
+    _stream(p, free, copy)
+
+
+def _multiply(p, weights, inputs, tile, consumer, x_smem, w_smem, filled, free):
+    """A tile's features times the block's rows, not scaled."""
+
+    def products(sums):
+        def one(step, _):
+            stage = lax.rem(step, jnp.int32(p.config.stages))
+            plgpu.barrier_wait(filled.at[stage])
+            operand = _operand(p, w_smem.at[stage, consumer])
+            plgpu.wgmma(sums, operand, x_smem.at[stage].transpose((1, 0)))
+            plgpu.wgmma_wait(1)  # The one before is done.
+            _release(p, free, step - 1)
+
+        lax.fori_loop(0, p.steps, one, None)
+        return sums[...]
+
+    return pl.run_scoped(products, plgpu.ACC((TILE, p.config.rows), jnp.float32))
+
+
+def _multiply_groups(p, weights, inputs, tile, consumer, x_smem, w_smem, filled, free):
+    """The same where each chunk has scales: its sums are scaled before they are added."""
+    last = p.start + p.steps - 1
+
+    def ask(chunk):
+        arrays = [[each.scale for each in weights]]
+        if p.form.has_zeros:
+            arrays.append([each.zero for each in weights])
+        return tuple(values_of_tile(p, each, tile, jnp.minimum(chunk, last)) for each in arrays)
+
+    def one(step, carry):
+        sums, (scale, *zero) = carry
+        stage, chunk = lax.rem(step, jnp.int32(p.config.stages)), p.start + step
+        plgpu.barrier_wait(filled.at[stage])
+        asked = ask(chunk + 1)
+
+        def products(sums):
+            operand = _operand(p, w_smem.at[stage, consumer], *zero)
+            plgpu.wgmma(sums, operand, x_smem.at[stage].transpose((1, 0)))
+            # Meanwhile the scales of inputs arrive.
+            columns = pl.ds(p.row, p.config.rows)
+            loaded = [load_global(each.at[chunk, columns], _COLUMN) for each in inputs]
+            return sums[...], loaded
+
+        more, loaded = pl.run_scoped(products, plgpu.ACC((TILE, p.config.rows), jnp.float32))
+        _release(p, free, step)
+        for values in loaded:
+            more = more * lax.broadcast_in_dim(values, more.shape, [1])
+        return sums + more * lax.broadcast_in_dim(scale, more.shape, [0]), asked
+
+    zeros = jnp.zeros((TILE, p.config.rows), jnp.float32)
+    carry = plgpu.layout_cast(zeros, OPERAND), ask(p.start)
+    return lax.fori_loop(0, p.steps, one, carry)[0]
+
+
+def _operand(p, codes, *zero):
+    """A tile of codes as the first operand of a product."""
+    if p.form.multiplies_codes:
+        return codes
+    wide = widened(codes)
+    for values in zero:
+        wide = wide - lax.broadcast_in_dim(values - 8.0, wide.shape, [0]).astype(wide.dtype)
+    return wide
+
+
+def _release(p, free, step):
+    """Frees the stage of a step whose products are done."""
+
+    # Only where a block waits for it: other blocks of the cluster may have ended.
+    @pl.when((step >= 0) & (step + p.config.stages < p.steps))
+    def _():
+        if "rows" in p.cluster:  # A single thread tells the other blocks.
+            plgpu.commit_smem()
+        plgpu.barrier_arrive(free.at[lax.rem(step, jnp.int32(p.config.stages))])
+
+
+def _sum_over_cluster(p, sums, consumer, parts, gathered):
+    """Of the sums over all parts of the contraction, those of the rows that this block keeps."""
+    for block in range(p.config.splits):
+        plgpu.async_store_smem(
+            sums[:, block * p.kept : (block + 1) * p.kept],
+            parts.at[consumer, p.along("split")],
+            gathered.at[consumer],
+            cluster_idx=jnp.int32(block),
+            cluster_dim="split",
+            optimized=False,
+        )
+    plgpu.barrier_wait(gathered.at[consumer])
+    found = (
+        plgpu.load(parts.at[consumer, i], layout=OPERAND, optimized=False)
+        for i in range(p.config.splits)
+    )
+    return functools.reduce(jnp.add, found)
+
+
+def _gate(p, sums, gates, out):
+    """Brings gate and up, whose sums are in different threads, together."""
+    store_anyhow(gates, sums)
+    plgpu.commit_smem()
+    gate, up = (
+        plgpu.load(gates.at[pl.ds(matrix * p.features, p.features)], layout=HALF, optimized=False)
+        for matrix in range(2)
+    )
+    product = gate / (1.0 + jnp.exp(-gate)) * up
+    store_anyhow(out.transpose((1, 0)), product.astype(out.dtype))

@@ -1,0 +1,31 @@
+"""What `medium_codes_plan.choose` takes is what `medium_codes.py` can build."""
+
+import jax.numpy as jnp
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jaxinfer.kernels.matmul.mosaic.medium_codes_plan import MediumCodesPlan, choose
+from jaxinfer.kernels.matmul.weight_form import GROUP, WeightForm
+
+_FORMS = [
+    WeightForm(jnp.dtype(dtype), is_grouped)
+    for dtype in (jnp.int8, jnp.uint8)
+    for is_grouped in (False, True)
+] + [WeightForm(jnp.dtype(jnp.float8_e4m3fn), is_grouped=True, inputs="group")]
+
+
+@given(
+    form=st.sampled_from(_FORMS),
+    B=st.integers(3, 32).map(lambda n: 8 * n),
+    outs=st.lists(st.integers(1, 200).map(lambda n: 128 * n), min_size=1, max_size=3),
+    inputs=st.integers(1, 200).map(lambda n: GROUP * n),
+    gated=st.booleans(),
+)
+def test_every_product_that_is_taken_can_be_built(form, B, outs, inputs, gated):
+    outs = outs[:1] * 2 if gated else outs
+    config = choose(B, [(n, inputs) for n in outs], jnp.bfloat16, form, matrices=1 + gated)
+    outputs = tuple(outs[:: 1 + gated])
+    MediumCodesPlan(B, inputs, outputs, 1 + gated, form, config).check()
+    assert 0 <= config.rows * -(-B // config.rows) - B < 8 * config.splits * 2
+    sums = config.rows // 2 * (1 + form.is_grouped)  # of a thread, beside what it multiplies
+    assert sums <= {1: 128, 2: 64, 3: 64}[config.consumers]
