@@ -32,6 +32,7 @@ TESTS = (
     "tests/kernels/attention/test_mosaic_occupancy.py",
     "tests/kernels/matmul/test_mosaic_small_models.py",
     "tests/kernels/matmul/test_mosaic_medium.py",
+    "tests/kernels/matmul/test_mosaic_medium_codes.py",
     "tests/kernels/matmul/test_mosaic_large.py",
     "tests/kernels/attention/test_triton.py",
     "tests/serving/programs/test_decode_kernels.py",

@@ -20,6 +20,7 @@ _FUNCTIONS = {
     "norm_rope_write": ["norm_rope_write"],
     "small": ["norm_project", "norm_gated", "project_add", "project", "project_sum_add"],
     "medium": ["project", "gated"],
+    "medium_codes": ["supports", "project", "gated"],
     "large": ["supports", "project", "gated"],
     "add_norm": ["add_norm"],
     "silu_mul": ["silu_mul"],

@@ -204,6 +204,26 @@ def _medium() -> Iterator[Launch]:
         yield Launch(f"gate and up of {B} rows", medium.gated, _gated, (x, gate, up))
 
 
+def _medium_codes() -> Iterator[Launch]:
+    """Codes that tensor cores multiply, and each kind that is widened."""
+    module = module_of("mosaic", "medium_codes")
+    for scheme, B in (("fp8", 32), ("fp8", 256), ("int8", 64), ("W4A16_ASYM", 64)):
+        q, k, v = (_quantized(scheme, _draw(n, n, _E)) for n in (2048, 1024, 512))
+        yield Launch(
+            f"q, k, v of {B} rows, {scheme}",
+            lambda x, *w: module.project(x, w),
+            lambda x, *w: tuple(_product(*_wide(x, each)) for each in w),
+            (_draw(0, B, _E), q, k, v),
+        )
+        gate, up = (_quantized(scheme, _draw(seed, _F, _E)) for seed in (6, 7))
+        yield Launch(
+            f"gate and up of {B} rows, {scheme}",
+            module.gated,
+            lambda x, gate, up: _gated(_wide(x, gate)[0], gate.matrix(x.dtype), up.matrix(x.dtype)),
+            (_draw(0, B, _E), gate, up),
+        )
+
+
 def _large() -> Iterator[Launch]:
     """Fewer tiles than multiprocessors and more, the last of which have rows to spare."""
     large = module_of("mosaic", "large")
@@ -281,6 +301,7 @@ _BY_OP: dict[Op, Callable[[], Iterator[Launch]]] = {
     "norm_rope_write": _norm_rope_write,
     "small": _small,
     "medium": _medium,
+    "medium_codes": _medium_codes,
     "large": _large,
     "add_norm": _add_norm,
     "silu_mul": _silu_mul,

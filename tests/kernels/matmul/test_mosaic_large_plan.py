@@ -16,7 +16,7 @@ from jaxinfer.kernels.matmul.mosaic import large
 from jaxinfer.kernels.matmul.mosaic.large_plan import SHARED_BYTES, LargeConfig, choose
 from jaxinfer.kernels.matmul.weight_form import WeightForm
 
-_FORM = WeightForm(FP8, is_grouped=True, rounds_inputs=True)
+_FORM = WeightForm(FP8, is_grouped=True, inputs="group")
 _SIZES = st.integers(1, 200).map(lambda n: 128 * n)
 
 
@@ -47,7 +47,7 @@ def test_every_product_of_this_form_is_taken_and_can_be_built(M, outputs, size, 
         (516, 1024, _FORM),
         (512, 1024 + 64, _FORM),
         (512, 1024, None),
-        (512, 1024, dataclasses.replace(_FORM, rounds_inputs=False)),
+        (512, 1024, dataclasses.replace(_FORM, inputs=None)),
         (512, 1024, dataclasses.replace(_FORM, is_known=False)),
         (512, 1024, dataclasses.replace(_FORM, dtype=jnp.dtype("int8"))),
     ],

@@ -11,7 +11,7 @@ import pytest
 from jaxinfer.kernels.collectives.tensor_axis import TensorAxis
 from jaxinfer.kernels.int8 import quantize
 from jaxinfer.kernels.matmul import op as projections
-from jaxinfer.kernels.matmul.mosaic import large, medium, small
+from jaxinfer.kernels.matmul.mosaic import large, medium, medium_codes, small
 from jaxinfer.kernels.matmul.mosaic.small_plan import MOST_ROWS
 from jaxinfer.kernels.matmul.op import Linear, ResidualStream, linear_of
 from jaxinfer.kernels.matmul.quantized import QuantizedLinear
@@ -352,13 +352,16 @@ def test_few_rows_of_codes_go_to_kernels_that_round_inputs_by_groups_alone(input
         assert all(weight is linear for weight in weights)
 
 
-def test_many_rows_of_blocks_go_to_kernels_that_multiply_codes(monkeypatch):
+def test_rows_of_codes_go_to_their_kernels(monkeypatch):
     monkeypatch.setattr(add_norm, "supports", lambda *_: False)
-    monkeypatch.setattr(large, "project", lambda x, linears: tuple(-x[:, :F] for _ in linears))
-    monkeypatch.setattr(large, "gated", lambda x, gate, up: x * gate.scale[0, 0].astype(x.dtype))
+    for module in (medium_codes, large):
+        monkeypatch.setattr(module, "project", lambda x, linears: tuple(-x[:, :F] for _ in linears))
+        gated = lambda x, gate, up: x * gate.scale[0, 0].astype(x.dtype)  # noqa: E731
+        monkeypatch.setattr(module, "gated", gated)
     ones = jnp.ones((256, 256), jnp.float8_e4m3fn)
     gate, up = (QuantizedLinear(ones, jnp.full((2, 2), s), inputs="group") for s in (2.0, 1.0))
-    for rows, inputs, is_taken in ((512, "group", True), (248, "group", False), (512, None, False)):
+    cases = ((512, "group", True), (248, "group", True), (64, None, True), (512, None, False))
+    for rows, inputs, is_taken in cases:
         linears = [dataclasses.replace(each, inputs=inputs) for each in (gate, up)]
         x = ResidualStream(_draw(rows, 256))
         hidden = rms_norm(x.x, x.x[0], 1e-6)

@@ -53,7 +53,7 @@ def choose(
         shapes: `(O, I)` of every weight.
         form: of every weight.
     """
-    if form is None or not (form.is_known and form.is_grouped and form.rounds_inputs):
+    if form is None or not (form.is_known and form.is_grouped and form.multiplies_codes):
         return None
     whole = rows % 8 == 0 and all(size % GROUP == 0 for shape in shapes for size in shape)
     if not whole or rows < _FEWEST_ROWS or form.dtype != FP8:
