@@ -1,14 +1,12 @@
 """A layer's products with what surrounds them: three ops, and the one place that chooses kernels.
 
 A decoder layer is a norm with the projections that read it, a norm with the gated half of the MLP,
-and twice a projection that is added to the residual stream. Kernels compute each in one launch
-with few rows, of a `Linear` or a `QuantizedLinear`; products that read a norm with some more, or
-any of codes; and products of blocks of codes with many. All else is XLA's (`matmul/xla.py`).
+and twice a projection that is added to the residual stream. With few rows a kernel computes each in
+one launch; with more there are kernels for products alone. All else is XLA's (`matmul/xla.py`).
 
-With many rows there are kernels for elementwise operations. XLA writes no residual stream in a
-long prefill, but adds up the outputs of several layers in every norm. So an addition to the stream
-is left to the norm that reads it, whose kernel writes both (`ResidualStream.delta`), and likewise
-a small sum over devices (`ResidualStream.peers`).
+XLA writes no residual stream in a long prefill, but adds up the outputs of several layers in every
+norm. So with many rows an addition to the stream is left to the norm that reads it, whose kernel
+writes both (`ResidualStream.delta`), and likewise a small sum over devices (`.peers`).
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -24,7 +22,7 @@ from jaxinfer.kernels.collectives.tensor_axis import TensorAxis
 from jaxinfer.kernels.implementations import module_of
 from jaxinfer.kernels.matmul import xla
 from jaxinfer.kernels.matmul.mosaic.small_plan import MOST_ROWS
-from jaxinfer.kernels.matmul.quantized import Form, QuantizedLinear
+from jaxinfer.kernels.matmul.quantized import Form, QuantizedLinear, module_of_codes
 from jaxinfer.kernels.norms.xla import rms_norm
 from jaxinfer.kernels.policy import XLA, Kernels
 from jaxinfer.kernels.rounding import narrow, rounded, rounded_add
@@ -34,8 +32,7 @@ from jaxinfer.kernels.rounding import narrow, rounded, rounded_add
 MERGED_BELOW_ROWS = 128
 _MERGED_FEATURES = 64
 
-# Rows from which the elementwise kernels pay. Every program that holds one takes longer to lower,
-# and where XLA merges products, a kernel's operands must first be cut out of what they gave.
+# Rows from which the elementwise kernels pay, which take time to lower and unmerged operands.
 _ADD_NORM_ROWS = 256
 _SILU_MUL_ROWS = 1024
 
@@ -129,8 +126,7 @@ class ResidualStream(NamedTuple):
             return rounded_add(self.x, rounded_add(self.delta, self.other))
         if self.peers is None:
             return rounded_add(self.x, self.delta)
-        all_reduce = module_of("mosaic", "all_reduce")
-        return all_reduce.all_reduce(self.delta, self.peers, onto=self.x)
+        return module_of("mosaic", "all_reduce").all_reduce(self.delta, self.peers, onto=self.x)
 
     def of_rows(self, rows: Int32[Array, " B"]) -> "ResidualStream":
         """The given rows of the stream ``[T, E]``; indices beyond the last are clamped."""
@@ -309,8 +305,7 @@ def _has_few_rows(x: jax.Array, kernels: Kernels) -> bool:
 def _leaves_sums(x: jax.Array, axis: TensorAxis, kernels: Kernels) -> bool:
     if kernels.backend != "mosaic" or axis.peers is None:
         return False
-    all_reduce = module_of("mosaic", "all_reduce")
-    return all_reduce.supports_norm(x.shape, x.dtype, axis.size)
+    return module_of("mosaic", "all_reduce").supports_norm(x.shape, x.dtype, axis.size)
 
 
 def _leaves_additions(x: jax.Array, kernels: Kernels) -> bool:
@@ -328,7 +323,7 @@ def _project(
             return medium.project(hidden, weights)
         if len(weights) > 1 and _merges(hidden, weights):
             return (xla.linear(hidden, jnp.concatenate(weights)),)
-    if module := _of_codes(kernels, hidden, linears):
+    if linears[0].form and (module := module_of_codes(kernels, hidden, linears)):
         return module.project(hidden, linears)
     return tuple(linear.product(hidden, hidden.dtype) for linear in linears)
 
@@ -347,7 +342,7 @@ def _gated(hidden: jax.Array, gate: AnyLinear, up: AnyLinear, kernels: Kernels) 
             return medium.gated(hidden, gate.weight, up.weight)
         if rows >= _SILU_MUL_ROWS and silu_mul.supports(rows * gate.shape[0], hidden.dtype):
             return silu_mul.silu_mul(*(each.product(hidden, hidden.dtype) for each in (gate, up)))
-    if module := _of_codes(kernels, hidden, (gate, up)):
+    if gate.form and (module := module_of_codes(kernels, hidden, (gate, up))):
         return module.gated(hidden, gate, up)
     opened = _opened(gate.product(hidden, hidden.dtype))
     return _multiplied(opened, up.product(hidden, hidden.dtype))
@@ -369,14 +364,6 @@ def _module(kernels: Kernels, x: jax.Array, linears: Sequence[AnyLinear]) -> Mod
     small, (form, *others) = module_of("mosaic", "small"), {linear.form for linear in linears}
     shapes = [linear.shape for linear in linears]
     return small if not others and small.supports(len(x), shapes, x.dtype, form) else None
-
-
-def _of_codes(kernels: Kernels, x: jax.Array, linears: Sequence[AnyLinear]) -> ModuleType | None:
-    """The module of kernels for more rows of codes, or None where there is none for these."""
-    if kernels.backend != "mosaic" or x.ndim != 2 or linears[0].form is None:
-        return None
-    modules = (module_of("mosaic", op) for op in ("medium_codes", "large"))
-    return next((each for each in modules if each.supports(len(x), x.dtype, linears)), None)
 
 
 def _have_kernels(kernels: Kernels, x: jax.Array, linears: Sequence[AnyLinear]) -> bool:

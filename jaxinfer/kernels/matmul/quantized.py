@@ -6,8 +6,9 @@ it multiplies codes by codes where inputs have one scale a token.
 """
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from types import ModuleType
 from typing import Any, Protocol, runtime_checkable
 
 import jax
@@ -15,9 +16,11 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from jaxinfer.kernels import fp8, int4, int8
+from jaxinfer.kernels.implementations import module_of
 from jaxinfer.kernels.matmul import xla
 from jaxinfer.kernels.matmul.weight_form import GROUP, TILE, InputScaling, WeightForm
 from jaxinfer.kernels.norms.xla import rms_norm
+from jaxinfer.kernels.policy import Kernels
 from jaxinfer.kernels.rounding import narrow
 
 
@@ -166,6 +169,20 @@ class QuantizedLinear:
         if self.group is not None:
             return wide[:, self.group]
         return jnp.repeat(wide, self.shape[1] // blocks.shape[1], axis=1)
+
+
+def module_of_codes(kernels: Kernels, x: jax.Array, linears: Sequence[Any]) -> ModuleType | None:
+    """The module of kernels for more rows of codes than few, or None where XLA multiplies.
+
+    Args:
+        kernels: the policy.
+        x: inputs.
+        linears: the projections that read them, all of them quantized.
+    """
+    if kernels.backend != "mosaic" or x.ndim != 2:
+        return None
+    modules = (module_of("mosaic", op) for op in ("medium_codes", "large"))
+    return next((each for each in modules if each.supports(len(x), x.dtype, linears)), None)
 
 
 def _product_of_codes(own: QuantizedLinear, x: jax.Array, dtype: jax.typing.DTypeLike) -> jax.Array:

@@ -182,7 +182,7 @@ def test_products_match_fp64_in_the_interpreter():
 
 
 @pytest.mark.usefixtures("interpreted")
-@pytest.mark.parametrize("M", [16, 24])
+@pytest.mark.parametrize("M", [16, 24, 32])
 def test_inputs_are_quantized_as_elsewhere(M):
     x = _rows(M, 2 * GROUP).at[0, :GROUP].set(0)
     codes, scale = quantize_groups(x)

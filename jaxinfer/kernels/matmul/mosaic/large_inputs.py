@@ -6,6 +6,8 @@ products read them.
 
 from __future__ import annotations
 
+import functools
+
 import jax
 import jax.numpy as jnp
 from jax import lax
@@ -15,7 +17,9 @@ from jaxtyping import Array, Float
 
 from jaxinfer.kernels.fp8 import FP8, STEPS
 from jaxinfer.kernels.matmul.weight_form import GROUP
-from jaxinfer.kernels.mosaic.rows import load_global, row_layout, rows_at_once, store_anyhow
+from jaxinfer.kernels.mosaic.rows import load_global, row_layout, store_anyhow
+
+_ROWS = 8  # of a tile: each thread loads 16 bytes of it
 
 
 # A layer has several of them: under a jit of its own the kernel is traced and lowered once.
@@ -34,13 +38,14 @@ def quantize_groups(
     M, size = x.shape
     if M % 8 or size % GROUP:
         raise ValueError(f"rows must number a multiple of 8, columns of {GROUP}; got {x.shape}")
+    tiles = next(n for n in (4, 2, 1) if M % (n * _ROWS) == 0)
     return plgpu.kernel(
-        _block,
+        functools.partial(_block, tiles),
         out_type=(
             jax.ShapeDtypeStruct(x.shape, FP8),
             jax.ShapeDtypeStruct((size // GROUP, M), jnp.float32),
         ),
-        grid=(M // rows_at_once(M), size // GROUP),
+        grid=(M // (tiles * _ROWS), size // GROUP),
         grid_names=("rows", "group"),
         # Nothing is both read and written.
         compiler_params=plgpu.CompilerParams(unsafe_no_auto_barriers=True),
@@ -48,16 +53,22 @@ def quantize_groups(
     )(x)
 
 
-def _block(x, codes, scales):
-    count = rows_at_once(x.shape[0])
+def _block(tiles, x, codes, scales):
     group = lax.axis_index("group")
-    rows = pl.ds(lax.axis_index("rows") * count, count)
-    layout = row_layout(count, GROUP)
-    values = load_global(x.at[rows, pl.ds(group * GROUP, GROUP)], layout).astype(jnp.float32)
+    first = lax.axis_index("rows") * (tiles * _ROWS)
+    at = [(pl.ds(first + n * _ROWS, _ROWS), pl.ds(group * GROUP, GROUP)) for n in range(tiles)]
+    # All loads before the arithmetic, so that they are in flight together.
+    loaded = [load_global(x.at[each], row_layout(_ROWS, GROUP)) for each in at]
+    for values, (rows, columns) in zip(loaded, at, strict=True):
+        narrow, scale = _quantized(values.astype(jnp.float32))
+        store_anyhow(codes.at[rows, columns], narrow)
+        store_anyhow(scales.at[group, rows], scale)
+
+
+def _quantized(values: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Codes ``[_ROWS, GROUP]`` and scales of a group of some rows."""
     scale = jnp.maximum(values, -values).max(axis=1) * STEPS
     divisor = jnp.where(scale > 0, scale, jnp.ones_like(scale))
     divisor = jnp.where(scale < jnp.inf, divisor, jnp.full_like(scale, jnp.nan))
     # The conversion saturates.
-    narrow = (values / lax.broadcast_in_dim(divisor, values.shape, [0])).astype(FP8)
-    store_anyhow(codes.at[rows, pl.ds(group * GROUP, GROUP)], narrow)
-    store_anyhow(scales.at[group, rows], scale)
+    return (values / lax.broadcast_in_dim(divisor, values.shape, [0])).astype(FP8), scale
