@@ -244,8 +244,8 @@ def _multiply(p, weights, inputs, tile, consumer, x_smem, w_smem, filled, free):
             plgpu.barrier_wait(filled.at[stage])
             operand = _operand(p, w_smem.at[stage, consumer])
             plgpu.wgmma(sums, operand, x_smem.at[stage].transpose((1, 0)))
-            plgpu.wgmma_wait(1)  # The one before is done.
-            _release(p, free, step - 1)
+            plgpu.wgmma_wait(0)  # Lets the next tile have this one's registers.
+            _release(p, free, step)
 
         lax.fori_loop(0, p.steps, one, None)
         return sums[...]
@@ -302,7 +302,7 @@ def _release(p, free, step):
     """Frees the stage of a step whose products are done."""
 
     # Only where a block waits for it: other blocks of the cluster may have ended.
-    @pl.when((step >= 0) & (step + p.config.stages < p.steps))
+    @pl.when(step + p.config.stages < p.steps)
     def _():
         if "rows" in p.cluster:  # A single thread tells the other blocks.
             plgpu.commit_smem()
