@@ -20,7 +20,7 @@ import jax
 import pytest
 
 from jaxinfer.serving.compile.cache.persistent_cache import persistent_cache
-from tests import durations, kept_programs
+from tests import durations, kept_programs, remembered_trees
 from tests.kernels import h200_target
 
 # A shell that starts the tests in the background may ignore Ctrl-C for them, and their child
@@ -37,6 +37,7 @@ with contextlib.suppress(ImportError):  # it is not among what compiles for an H
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 
 kept_programs.take_devices_as_equal()
+remembered_trees.remember_trees()
 
 # A worker soon holds millions of objects, mostly JAX's, and going through all of them takes half a
 # second. By default that happens every few tests.

@@ -69,7 +69,14 @@ def test_a_checkpoints_scale_of_inputs_can_not_be_made_up():
         quantize_weight(jnp.ones((16, 16)), Quantization("int8", inputs="tensor"))
 
 
-@pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
+@pytest.mark.parametrize(
+    "form",
+    [
+        pytest.param(form, marks=() if name == "fp8" else pytest.mark.slow)
+        for name, form in FORMS.items()
+    ],
+    ids=FORMS,
+)
 def test_random_params_of_a_form_fit_it(form):
     config = dataclasses.replace(CONFIG, quantization=form)
     params, described = (
