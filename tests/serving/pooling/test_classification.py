@@ -109,7 +109,7 @@ def test_one_class_has_the_sigmoid_as_its_probability(reranker, ranking):
     "variant",
     [
         "Qwen3",
-        "Llama",
+        pytest.param("Llama", marks=pytest.mark.slow),
         "SmolLM3-0",
         *(pytest.param(f"{name}-0", marks=pytest.mark.slow) for name in FAMILIES),
     ],
