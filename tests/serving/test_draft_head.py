@@ -73,7 +73,10 @@ def always_draft(monkeypatch):
 
 @pytest.mark.parametrize(
     "name",
-    [pytest.param(name, marks=pytest.mark.slow if name == "penalty" else ()) for name in SAMPLING],
+    [
+        pytest.param(name, marks=pytest.mark.slow("alone") if name == "penalty" else ())
+        for name in SAMPLING
+    ],
 )
 def test_a_head_changes_no_answer(plain, drafting, name, monkeypatch):
     always_draft(monkeypatch)

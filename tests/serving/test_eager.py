@@ -51,7 +51,7 @@ def test_the_first_layer_gets_arrays_with_values(monkeypatch):
     assert not any(isinstance(leaf, jax.core.Tracer) for leaf in seen)
 
 
-@pytest.mark.slow
+@pytest.mark.slow("alone")
 def test_a_breakpoint_in_a_layer_sees_arrays_with_values_in_the_engines_thread(monkeypatch):
     real, seen, threads = architecture_of(CONFIG).decoder_layer, [], set()
 
@@ -72,7 +72,7 @@ def test_a_breakpoint_in_a_layer_sees_arrays_with_values_in_the_engines_thread(m
     assert "jaxinfer-launches" not in threads.pop()
 
 
-@pytest.mark.slow
+@pytest.mark.slow("alone")
 def test_a_logits_processor_sees_values():
     seen = []
 

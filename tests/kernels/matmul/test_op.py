@@ -45,8 +45,8 @@ def _no_kernels(monkeypatch):
         ((2, E), "bfloat16", "xla"),
         ((2, E), "bfloat16", "triton"),
         ((2, E), "float16", "mosaic"),
-        pytest.param((3, E), "bfloat16", "mosaic", marks=pytest.mark.slow),
-        pytest.param((2, 4, E), "bfloat16", "mosaic", marks=pytest.mark.slow),
+        pytest.param((3, E), "bfloat16", "mosaic", marks=pytest.mark.slow("alone")),
+        pytest.param((2, 4, E), "bfloat16", "mosaic", marks=pytest.mark.slow("alone")),
     ],
 )
 def test_without_kernels_every_operation_rounds(shape, dtype, backend):
@@ -275,7 +275,7 @@ def _int8(*shape, seed=0):
 @pytest.mark.parametrize(
     ("rows", "dtype", "backend"),
     [
-        pytest.param(2, "float32", "xla", marks=pytest.mark.slow),
+        pytest.param(2, "float32", "xla", marks=pytest.mark.slow("alone")),
         (3, "bfloat16", "xla"),
         (3, "bfloat16", "mosaic"),
         (24, "bfloat16", "mosaic"),

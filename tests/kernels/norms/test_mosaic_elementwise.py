@@ -69,8 +69,8 @@ def _check_silu_mul(T, F, dtype, allowed):
     [
         (5, 768, _DTYPES[0]),
         (2, 2560, _DTYPES[1]),
-        pytest.param(5, 768, _DTYPES[1], marks=pytest.mark.slow),
-        pytest.param(2, 2560, _DTYPES[0], marks=pytest.mark.slow),
+        pytest.param(5, 768, _DTYPES[1], marks=pytest.mark.slow("alone")),
+        pytest.param(2, 2560, _DTYPES[0], marks=pytest.mark.slow("alone")),
     ],
 )
 def test_add_norm_equals_the_model_in_the_interpreter(T, E, dtype):

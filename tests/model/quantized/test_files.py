@@ -66,7 +66,7 @@ def test_each_device_gets_its_part(name, tmp_path):
 @pytest.mark.parametrize(
     "name",
     [
-        pytest.param(name, marks=() if name in OF_EACH_KIND else pytest.mark.slow)
+        pytest.param(name, marks=() if name in OF_EACH_KIND else pytest.mark.slow("alone"))
         for name, each in FORMATS.items()
         if each.inputs is None
     ],
