@@ -9,7 +9,7 @@ import pytest
 
 RECORD = Path(__file__).with_suffix(".json")
 _SHORTEST_S = 0.5  # less is not worth a line
-_LONG_S = 0.6  # all tests that take less run within some six minutes on two cores
+_LONG_S = 0.5  # all tests that take no more run within less than six minutes on two cores
 
 ALL_ITEMS = pytest.StashKey[list[pytest.Item]]()
 """In a run's configuration: its tests before any are left out."""

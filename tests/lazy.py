@@ -1,6 +1,6 @@
-"""torch and transformers, imported when a test first uses them: that takes each process seconds.
+"""Packages of seconds, imported when a test first uses them and not by each process that collects.
 
-The test is skipped where they are not installed: the extra `light` leaves them out.
+The test is skipped where they are not installed: the extra `light` leaves torch and transformers out.
 """
 
 from typing import Any
@@ -18,6 +18,7 @@ class _Module:
         return getattr(pytest.importorskip(self._name), name)
 
 
+anthropic = _Module("anthropic")
 torch = _Module("torch")
 transformers = _Module("transformers")
 modeling_qwen3 = _Module("transformers.models.qwen3.modeling_qwen3")

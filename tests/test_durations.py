@@ -2,6 +2,8 @@
 
 from collections import defaultdict
 
+import pytest
+
 from tests import durations
 
 # A fifth of what makes an unmarked test slow: machines differ, and are busy at times.
@@ -9,13 +11,17 @@ LEAST_MARKED_S = 0.5
 
 
 def _stale_marks(items, recorded):
-    """Marks under which nothing recorded took half a second."""
+    """Marks under which nothing recorded took half a second.
+
+    Not marks as slow where they run alone: a recorded run may have compiled their programs before.
+    """
     longest = defaultdict(list)
     for item in items:
         seconds = recorded.get(item.nodeid)
         if seconds is not None:  # else it is quick, or new
-            for place, _ in item.iter_markers_with_node("slow"):
-                longest[place.nodeid.split("[")[0]].append(seconds)
+            for place, mark in item.iter_markers_with_node("slow"):
+                if mark.args != ("alone",):
+                    longest[place.nodeid.split("[")[0]].append(seconds)
     return [name for name, took in longest.items() if max(took) < LEAST_MARKED_S]
 
 
@@ -45,7 +51,7 @@ class _Item:
         self.nodeid, self._places = nodeid, places
 
     def iter_markers_with_node(self, name):
-        return [(place, name) for place in self._places]
+        return [(place, getattr(pytest.mark, name).mark) for place in self._places]
 
 
 def test_marks_are_compared_with_the_record():
@@ -56,3 +62,10 @@ def test_marks_are_compared_with_the_record():
     assert _stale_marks(items, recorded) == []
     recorded |= {"a.py::in[2]": 0.2, "b.py::q[1]": 0.3}
     assert _stale_marks(items, recorded) == ["a.py", "b.py::q"]
+
+
+def test_what_is_slow_alone_may_be_quick_in_a_record():
+    item = _Item("a.py::x", _Item("a.py::x"))
+    assert _stale_marks([item], {"a.py::x": 0.1}) == ["a.py::x"]
+    item.iter_markers_with_node = lambda _: [(item, pytest.mark.slow("alone").mark)]
+    assert _stale_marks([item], {"a.py::x": 0.1}) == []

@@ -18,13 +18,20 @@ from jaxinfer.model.quantized.quantization import Quantization
 from tests.model import tiny
 
 CONFIG = tiny.config(tie_word_embeddings=False)
-PLAIN = Model(CONFIG, tiny.params(CONFIG))
-INT8 = Model(
-    dataclasses.replace(CONFIG, quantization=Quantization("int8")),
-    quantize_params(PLAIN.params, Quantization("int8")),
-)
+FORMAT = Quantization("int8")
 pytestmark = pytest.mark.usefixtures("programs_on_disk")
 TEXTS = [tiny.token_ids(CONFIG, length, seed=length).tolist() for length in (5, 19)]
+
+
+@functools.cache
+def plain():
+    return Model(CONFIG, tiny.params(CONFIG))
+
+
+@functools.cache
+def int8():
+    config = dataclasses.replace(CONFIG, quantization=FORMAT)
+    return Model(config, quantize_params(plain().params, FORMAT))
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +39,7 @@ def evaluation(programs_on_disk):
     """Two lengths of padding; the longer text's logits in two chunks."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(comparison, "_CHUNK_ELEMENTS", 1)
-        return compare(INT8, PLAIN, TEXTS)
+        return compare(int8(), plain(), TEXTS)
 
 
 @functools.partial(jax.jit, static_argnums=1)
@@ -47,7 +54,7 @@ def _log_probs(model, token_ids):
 
 def test_kl_is_that_of_float64_and_small(evaluation):
     for token_ids, figures in zip(TEXTS, evaluation.texts, strict=True):
-        p, q = _log_probs(PLAIN, token_ids), _log_probs(INT8, token_ids)
+        p, q = _log_probs(plain(), token_ids), _log_probs(int8(), token_ids)
         expected = (np.exp(p) * (p - q)).sum(axis=1)
         np.testing.assert_allclose(figures.kl, expected, rtol=1e-3, atol=1e-8)
         np.testing.assert_array_equal(figures.is_same_top, p.argmax(axis=1) == q.argmax(axis=1))
@@ -57,9 +64,9 @@ def test_kl_is_that_of_float64_and_small(evaluation):
 
 def test_perplexity_is_that_of_float64(evaluation):
     for model, found in (
-        (INT8, evaluation.perplexity),
-        (PLAIN, evaluation.reference_perplexity),
-        (INT8, compare(INT8, None, TEXTS).perplexity),
+        (int8(), evaluation.perplexity),
+        (plain(), evaluation.reference_perplexity),
+        (int8(), compare(int8(), None, TEXTS).perplexity),
     ):
         nlls = [
             -_log_probs(model, token_ids)[np.arange(len(token_ids) - 1), token_ids[1:]]
@@ -77,7 +84,7 @@ def test_a_layers_error_is_that_of_a_model_that_ends_with_it(evaluation):
     for layer, found in enumerate(evaluation.layer_errors):
         x, reference = (
             np.where(is_token, _stream_behind(model, layer, padded), 0).astype(np.float64)
-            for model in (INT8, PLAIN)
+            for model in (int8(), plain())
         )
         expected = np.linalg.norm(x - reference) / np.linalg.norm(reference)
         assert found == pytest.approx(expected, rel=1e-3)
@@ -100,9 +107,9 @@ def test_worst_texts_come_first(evaluation):
     assert len(evaluation.worst_texts(1)) == 1
 
 
-@pytest.mark.parametrize("model", [PLAIN, INT8])
-def test_a_model_is_no_different_from_itself(model):
-    same = compare(model, model, TEXTS)
+@pytest.mark.parametrize("model_of", [plain, int8])
+def test_a_model_is_no_different_from_itself(model_of):
+    same = compare(model_of(), model_of(), TEXTS)
     assert not same.kl.any()
     assert same.perplexity == same.reference_perplexity
     assert same.same_top_share == 1.0
@@ -111,13 +118,13 @@ def test_a_model_is_no_different_from_itself(model):
 
 def test_models_of_other_depth_are_compared_without_their_layers():
     config = dataclasses.replace(CONFIG, num_hidden_layers=1)
-    found = compare(Model(config, PLAIN.params), PLAIN, TEXTS[:1])
+    found = compare(Model(config, plain().params), plain(), TEXTS[:1])
     assert found.layer_errors is None
     assert found.kl.mean() > 0.01
 
 
 def test_without_a_reference_there_is_nothing_to_compare():
-    alone = compare(PLAIN, None, TEXTS[:1])
+    alone = compare(plain(), None, TEXTS[:1])
     assert (alone.has_reference, alone.layer_errors) == (False, None)
     with pytest.raises(ValueError, match="there was no reference"):
         _ = alone.kl
@@ -125,30 +132,34 @@ def test_without_a_reference_there_is_nothing_to_compare():
 
 def test_progress_is_told_of_each_text():
     told = []
-    compare(PLAIN, None, TEXTS, lambda: told.append(1))
+    compare(plain(), None, TEXTS, lambda: told.append(1))
     assert len(told) == len(TEXTS)
 
 
 @pytest.mark.parametrize(
-    ("model", "texts", "named"),
+    ("model_of", "texts", "named"),
     [
-        (PLAIN, [], "there is no text"),
-        (PLAIN, [[1, 2], [3]], r"texts\[1\] has 1 tokens; it needs at least 2"),
-        (PLAIN, [[1, 64]], r"texts\[0\] has ids outside of \[0, 64\)"),
-        (PLAIN, [[-1, 2]], r"texts\[0\] has ids outside"),
-        (Model(dataclasses.replace(CONFIG, vocab_size=63), {}), [[1, 2]], "vocab_size is 63, the"),
+        (plain, [], "there is no text"),
+        (plain, [[1, 2], [3]], r"texts\[1\] has 1 tokens; it needs at least 2"),
+        (plain, [[1, 64]], r"texts\[0\] has ids outside of \[0, 64\)"),
+        (plain, [[-1, 2]], r"texts\[0\] has ids outside"),
+        (
+            lambda: Model(dataclasses.replace(CONFIG, vocab_size=63), {}),
+            [[1, 2]],
+            "vocab_size is 63, the",
+        ),
     ],
 )
-def test_what_can_not_be_compared_is_said_before_anything_runs(model, texts, named, monkeypatch):
+def test_what_can_not_be_compared_is_said_before_anything_runs(model_of, texts, named, monkeypatch):
     monkeypatch.setattr(comparison, "text_states", pytest.fail)
     with pytest.raises(ValueError, match=named):
-        compare(model, PLAIN, texts)
+        compare(model_of(), plain(), texts)
 
 
 def test_logits_that_are_not_finite_name_their_text():
-    params = PLAIN.params | {"lm_head": jnp.full_like(PLAIN.params["lm_head"], 1e38)}
+    params = plain().params | {"lm_head": jnp.full_like(plain().params["lm_head"], 1e38)}
     with pytest.raises(ValueError, match=r"texts\[0\]: logits are not finite; compute in another"):
-        compare(Model(CONFIG, params), PLAIN, TEXTS)
+        compare(Model(CONFIG, params), plain(), TEXTS)
 
 
 @pytest.mark.parametrize("change", [1e-5, 1e-3, 0.1, 3.0])

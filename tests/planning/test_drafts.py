@@ -34,7 +34,7 @@ def held_by_a_device(tree):
 @pytest.mark.parametrize(
     "options",
     [
-        {"speculative_config": HEAD},
+        pytest.param({"speculative_config": HEAD}, marks=pytest.mark.slow("alone")),
         {"speculative_config": HEAD, "tensor_parallel_size": 2, "kv_cache_dtype": "int8"},
         {"speculative_config": {"method": "dflash", "model": "bundled"}},
         {"speculative_config": {"method": "suffix", "corpus_tokens": 100}},

@@ -58,6 +58,7 @@ def expected(tmp_path_factory):
         return jax.tree.map(np.asarray, _held(llm)), answers(llm)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_devices", [1, 2])
 @pytest.mark.parametrize("name", [None, *HELD])
 def test_a_plain_tree_is_quantized_in_the_place_of_the_old_integers(expected, name, num_devices):

@@ -71,7 +71,13 @@ def always_draft(monkeypatch):
     monkeypatch.setattr("jaxinfer.serving.requests.draft_record._LEAST_GAIN", 0.0)
 
 
-@pytest.mark.parametrize("name", SAMPLING)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.slow("alone") if name == "penalty" else ())
+        for name in SAMPLING
+    ],
+)
 def test_a_head_changes_no_answer(plain, drafting, name, monkeypatch):
     always_draft(monkeypatch)
     expected = answers(plain, params_of(name))
@@ -299,7 +305,8 @@ def test_a_head_guesses_by_the_vocabulary_of_the_model_or_its_own(
 
 def test_steps_with_a_head_are_programs_of_their_own(drafting, plain, monkeypatch):
     always_draft(monkeypatch)
-    ask = lambda llm: lambda: llm.generate([PROMPTS[0]], params_of("greedy"), use_tqdm=False)  # noqa: E731
+    params = params_of("temperature")  # with the programs of the tests above
+    ask = lambda llm: lambda: llm.generate(PROMPTS, params, use_tqdm=False)  # noqa: E731
     keys = launched_keys(drafting, ask(drafting))
     assert sum(isinstance(key, SpeculativeDecodeKey) for key in keys) > 5
     assert not any(

@@ -29,9 +29,31 @@ def test_tokens_are_those_of_compiled_steps():
         assert ids(eager.generate(PROMPTS, MIXED)) == ids(expected)  # with prefixes in the cache
 
 
+def change_layers(monkeypatch, decoder_layer):
+    changed = dataclasses.replace(architecture_of(CONFIG), decoder_layer=decoder_layer)
+    family = dataclasses.replace(family_of(CONFIG.model_type), architecture=lambda: changed)
+    monkeypatch.setitem(FAMILIES, CONFIG.model_type, family)
+
+
+def test_the_first_layer_gets_arrays_with_values(monkeypatch):
+    """And ends the step, before JAX has compiled each of its operations by itself."""
+    seen = []
+
+    def ends_here(layer, residual, *args, **kwargs):
+        seen.extend(jax.tree.leaves((layer, residual)))
+        raise RuntimeError("a layer's own error")
+
+    change_layers(monkeypatch, ends_here)
+    with small_llm(eager=True) as llm:
+        (output,) = llm.generate([[1, 2, 3]], SamplingParams(temperature=0.0, max_tokens=3))
+    assert "a layer's own error" in str(output.error)
+    assert seen
+    assert not any(isinstance(leaf, jax.core.Tracer) for leaf in seen)
+
+
+@pytest.mark.slow("alone")
 def test_a_breakpoint_in_a_layer_sees_arrays_with_values_in_the_engines_thread(monkeypatch):
-    model = architecture_of(CONFIG)
-    real, seen, threads = model.decoder_layer, [], set()
+    real, seen, threads = architecture_of(CONFIG).decoder_layer, [], set()
 
     def stops_here(layer, residual, *args, **kwargs):
         leaves = jax.tree.leaves((layer, residual))
@@ -40,9 +62,7 @@ def test_a_breakpoint_in_a_layer_sees_arrays_with_values_in_the_engines_thread(m
         threads.add(threading.current_thread().name)
         return real(layer, residual, *args, **kwargs)
 
-    changed = dataclasses.replace(model, decoder_layer=stops_here)
-    family = dataclasses.replace(family_of(CONFIG.model_type), architecture=lambda: changed)
-    monkeypatch.setitem(FAMILIES, CONFIG.model_type, family)
+    change_layers(monkeypatch, stops_here)
     with small_llm(eager=True) as llm:
         llm.generate([[1, 2, 3]], SamplingParams(temperature=0.0, max_tokens=3, ignore_eos=True))
     steps = len(seen) // CONFIG.num_hidden_layers
@@ -52,6 +72,7 @@ def test_a_breakpoint_in_a_layer_sees_arrays_with_values_in_the_engines_thread(m
     assert "jaxinfer-launches" not in threads.pop()
 
 
+@pytest.mark.slow("alone")
 def test_a_logits_processor_sees_values():
     seen = []
 

@@ -33,7 +33,7 @@ _TEXTS = [
 ]
 
 
-@pytest.mark.parametrize("backend", ["auto", "xla"])
+@pytest.mark.parametrize("backend", ["auto", pytest.param("xla", marks=pytest.mark.slow("alone"))])
 def test_an_engine_for_pooling_reads_it_too(backend):
     settings = {"attention_backend": backend, "runner": "pooling"}
     with small_llm(**settings, kv_cache_dtype="int8") as llm, small_llm(**settings) as plain:

@@ -101,9 +101,14 @@ def test_a_directory_answers_as_its_plain_weights_do(directory, params, settings
 @pytest.mark.parametrize(
     ("changes", "quantization", "dtype"),
     [
-        ({"tie_word_embeddings": True}, FORMAT, "float32"),
-        ({}, Quantization("int8"), "bfloat16"),
-        ({"model_type": "llama", "attention_bias": True, "mlp_bias": True}, FORMAT, "float32"),
+        pytest.param({"tie_word_embeddings": True}, FORMAT, "float32", marks=pytest.mark.slow),
+        pytest.param({}, Quantization("int8"), "bfloat16", marks=pytest.mark.slow),
+        pytest.param(
+            {"model_type": "llama", "attention_bias": True, "mlp_bias": True},
+            FORMAT,
+            "float32",
+            marks=pytest.mark.slow,
+        ),
         (
             {},
             Quantization("int8", ignore=("re:.*layers.1", "model.layers.0.mlp.up_proj")),
@@ -171,8 +176,16 @@ def test_a_step_makes_the_plain_weights_of_one_layer_at_a_time(key):
     assert taken[1] - taken[0] < 256 * 768 * 4 / 4, "a quarter of a matrix of the MLP"
 
 
-@pytest.mark.parametrize("key", [DecodeShape(4, 64), DecodeShape(64, 64)], ids=repr)
-@pytest.mark.parametrize("num_devices", [1, 2])
+@pytest.mark.parametrize(
+    ("num_devices", "key"),
+    [
+        pytest.param(1, DecodeShape(4, 64), marks=pytest.mark.slow),
+        (2, DecodeShape(4, 64)),
+        (1, DecodeShape(64, 64)),
+        pytest.param(2, DecodeShape(64, 64), marks=pytest.mark.slow),
+    ],
+    ids=repr,
+)
 def test_on_hopper_products_of_few_rows_keep_their_kernels_and_others_are_xlas(key, num_devices):
     def kernels(ignore):
         config = tiny.config(

@@ -286,6 +286,7 @@ def test_a_logits_processor_is_compiled_into_the_step_and_a_bad_row_ends_alone()
         assert llm.generate([[5]], GREEDY, use_tqdm=False)[0].outputs[0].token_ids == [7] * 6
 
 
+@pytest.mark.slow("alone")
 def test_a_custom_sampler_that_leaves_the_vocabulary_is_the_cause_that_is_named(caplog):
     def sampler(logits, state, keys):
         tokens = jnp.argmax(logits, axis=-1).astype(jnp.int32)
@@ -300,6 +301,7 @@ def test_a_custom_sampler_that_leaves_the_vocabulary_is_the_cause_that_is_named(
     assert said.startswith(f"1 of 2 requests failed; the first, prompts[1]: {bad.error} (")
 
 
+@pytest.mark.slow("alone")
 def test_a_custom_sampler_replaces_the_draw():
     def sampler(logits, state, keys):
         return ((state.positions * 3) % logits.shape[1]).astype(jnp.int32)

@@ -77,6 +77,7 @@ def test_drafts_change_no_answer(plain, drafting, name):
             assert total == pytest.approx(wanted, abs=1e-4)
 
 
+@pytest.mark.slow("alone")
 def test_drafts_of_neighbours_sampled_in_all_ways_change_no_answer(plain, drafting):
     sampling = [params_of(name) for name in ("greedy", "penalty", "top_p", "temperature")]
     expected, found = answers(plain, sampling), answers(drafting, sampling)

@@ -180,6 +180,7 @@ def test_one_that_fails_leaves_the_tasks_beside_it_alone(tokenizer):
     assert all(isinstance(error, ValueError) for error in failed)
 
 
+@pytest.mark.slow("alone")
 def test_a_split_vocabulary_gets_the_same_masks(llm, tokenizer):
     params = [
         params_of({"json": SCHEMA}, temperature=0.0),

@@ -46,8 +46,8 @@ def _no_kernels(monkeypatch):
         ((2, E), "bfloat16", "xla"),
         ((2, E), "bfloat16", "triton"),
         ((2, E), "float16", "mosaic"),
-        ((3, E), "bfloat16", "mosaic"),
-        ((2, 4, E), "bfloat16", "mosaic"),
+        pytest.param((3, E), "bfloat16", "mosaic", marks=pytest.mark.slow("alone")),
+        pytest.param((2, 4, E), "bfloat16", "mosaic", marks=pytest.mark.slow("alone")),
     ],
 )
 def test_without_kernels_every_operation_rounds(shape, dtype, backend):
@@ -276,7 +276,7 @@ def _int8(*shape, seed=0):
 @pytest.mark.parametrize(
     ("rows", "dtype", "backend"),
     [
-        (2, "float32", "xla"),
+        pytest.param(2, "float32", "xla", marks=pytest.mark.slow("alone")),
         (3, "bfloat16", "xla"),
         (3, "bfloat16", "mosaic"),
         (20, "bfloat16", "mosaic"),

@@ -64,8 +64,15 @@ def _check_silu_mul(T, F, dtype, allowed):
 
 
 @pytest.mark.usefixtures("_interpret")
-@pytest.mark.parametrize("dtype", _DTYPES)
-@pytest.mark.parametrize(("T", "E"), [(5, 768), (2, 2560)])
+@pytest.mark.parametrize(
+    ("T", "E", "dtype"),
+    [
+        (5, 768, _DTYPES[0]),
+        (2, 2560, _DTYPES[1]),
+        pytest.param(5, 768, _DTYPES[1], marks=pytest.mark.slow("alone")),
+        pytest.param(2, 2560, _DTYPES[0], marks=pytest.mark.slow("alone")),
+    ],
+)
 def test_add_norm_equals_the_model_in_the_interpreter(T, E, dtype):
     _check_add_norm(T, E, dtype, allowed=1e-3)
 

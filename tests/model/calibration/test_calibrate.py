@@ -93,6 +93,7 @@ def plain_leaf(params, path):
     return dict(flatten(params))[path]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("config", MODELS.values(), ids=MODELS)
 def test_the_tree_is_that_of_rounding_with_other_codes(config):
     form = dataclasses.replace(
@@ -112,13 +113,14 @@ def test_the_tree_is_that_of_rounding_with_other_codes(config):
     assert other == {f"{path}.weight" for path in taken}
 
 
-def test_padding_and_order_of_texts_change_next_to_nothing():
-    codes = []
-    for texts in (TEXTS, TEXTS[::-1]):
-        params = tiny.params(tiny.CONFIG)
+def test_codes_are_others_than_the_nearest_whatever_the_padding_and_order_of_texts():
+    trees = [tiny.params(tiny.CONFIG) for _ in range(2)]
+    for params, texts in zip(trees, (TEXTS, TEXTS[::-1]), strict=True):
         calibrate(params, _quantized(tiny.CONFIG), texts)
-        codes.append(np.concatenate([np.ravel(leaf) for _, leaf in flatten(params)]))
+    trees.append(quantize_params(tiny.params(tiny.CONFIG), FORM))
+    codes = [np.concatenate([np.ravel(leaf) for _, leaf in flatten(tree)]) for tree in trees]
     assert (codes[0] != codes[1]).mean() < 0.01
+    assert (codes[0] != codes[2]).mean() > 0.05
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """Files of quantized checkpoints, written element by element from the definitions of formats."""
 
+import functools
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -276,6 +277,12 @@ FORMATS: dict[str, Format] = {
 
 def checkpoint(name: str) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
     """The files' tensors by name, and the plain weights that they stand for, by path."""
+    tensors, plain = _drawn(name)
+    return dict(tensors), dict(plain)
+
+
+@functools.cache
+def _drawn(name: str) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
     rng, tensors, plain = np.random.default_rng(7), {}, {}
     for path, leaf in flatten(tiny.params(CONFIG)):
         values = np.asarray(leaf)

@@ -17,6 +17,7 @@ from jaxinfer.model.sharding import make_mesh
 from tests.model import tiny
 from tests.model.quantized.stored import CONFIG, FORMATS, checkpoint, write
 
+OF_EACH_KIND = ("pack_zeros", "awq", "gptq_order")
 _UP = "model.layers.1.mlp.up_proj"
 
 
@@ -62,7 +63,14 @@ def test_each_device_gets_its_part(name, tmp_path):
     ), "inputs in any order may be in any group"
 
 
-@pytest.mark.parametrize("name", [name for name, each in FORMATS.items() if each.inputs is None])
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=() if name in OF_EACH_KIND else pytest.mark.slow("alone"))
+        for name, each in FORMATS.items()
+        if each.inputs is None
+    ],
+)
 def test_logits_are_those_of_the_plain_weights(name, tmp_path):
     tensors, plain = checkpoint(name)
     loaded, config = load(write(tmp_path, name, tensors))

@@ -24,6 +24,7 @@ def test_a_kl_is_compared_both_ways_and_a_single_token_hardly_counts():
     assert found["kl_of_simulated_texts"] > 10 * found["kl_of_simulation"]
 
 
+@pytest.mark.slow("alone")
 def test_weights_of_four_bits_take_fewer_bytes_than_those_of_eight():
     model = measure._model(measure.resolve_model(None))
     plain, eight, four = (weight_bytes(model, name) for name in (None, "int8", "int4"))

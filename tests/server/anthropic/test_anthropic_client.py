@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from tests.lazy import anthropic
 from tests.server.anthropic.test_messages import CALL, USER, WEATHER
 from tests.server.openai.http_server import serving
 from tests.server.openai.scripted import ScriptedEngine
 
-anthropic = pytest.importorskip("anthropic", reason="needs anthropic, of '.[light]'")
 FIELDS = {"model": "tiny", "max_tokens": 40, "messages": [USER], "extra_body": {"temperature": 0}}
 OF_THE_CLIENT = {"self", "extra_headers", "extra_query", "extra_body", "timeout", "stream", "betas"}
 OF_THE_CLIENT |= {"output_format", "retry_batch_id"}

@@ -302,8 +302,15 @@ YES = {"type": "json_schema", "json_schema": {"name": "a", "schema": {"enum": ["
 STRICT = {"type": "function", "function": ENUM["function"] | {"strict": True}}
 
 
-@pytest.mark.parametrize("tool", [TOOLS[0], STRICT], ids=["auto", "strict"])
-@pytest.mark.parametrize("answer_format", [ANY_OBJECT, YES], ids=["object", "schema"])
+@pytest.mark.parametrize(
+    ("answer_format", "tool"),
+    [
+        pytest.param(ANY_OBJECT, TOOLS[0], id="object-auto", marks=pytest.mark.slow),
+        pytest.param(ANY_OBJECT, STRICT, id="object-strict"),
+        pytest.param(YES, TOOLS[0], id="schema-auto"),
+        pytest.param(YES, STRICT, id="schema-strict", marks=pytest.mark.slow),
+    ],
+)
 def test_an_answer_is_a_call_or_follows_its_format(live, engine, tool, answer_format):
     fields = {**GREEDY, "tools": [tool], "response_format": answer_format, "max_tokens": 60}
     message, reason = plain(live.create, **fields)

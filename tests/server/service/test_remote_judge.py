@@ -47,7 +47,7 @@ def with_front_end(llm, tokenizer, work):
     return asyncio.run(asyncio.wait_for(main(), 60))
 
 
-@pytest.mark.parametrize("replicas", [1, 2])
+@pytest.mark.parametrize("replicas", [1, pytest.param(2, marks=pytest.mark.slow("alone"))])
 def test_a_front_end_judges_as_the_engine_does(tokenizer, replicas):
     options = {"max_model_len": 256, "data_parallel_size": replicas}
     with small_llm(tokenizer=tokenizer, **options) as llm:

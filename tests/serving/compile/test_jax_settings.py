@@ -81,7 +81,10 @@ def _others() -> Iterator[tuple[str, Any]]:
     yield "jax_random_seed_offset", 7
 
 
-_CASES = [pytest.param(*case, id=f"{case[0]}={case[1]}") for case in _WIDELY_USED.items()] + [
+_CASES = [
+    pytest.param(*case, id=f"{case[0]}={case[1]}", marks=pytest.mark.slow)
+    for case in _WIDELY_USED.items()
+] + [
     pytest.param(*case, id=f"{case[0]}={case[1]}", marks=pytest.mark.exhaustive)
     for case in _others()
 ]
@@ -149,6 +152,14 @@ def test_an_engine_answers_the_same_whatever_is_set_before_and_after_its_start(
     earlier, expected, name, value
 ):
     with _set({name: value}):
+        assert _used(earlier) == expected
+        with small_llm() as later:
+            assert _used(later) == expected
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_an_engine_answers_the_same_under_all_that_is_widely_used(earlier, expected):
+    with _a_trainers():
         assert _used(earlier) == expected
         with small_llm() as later:
             assert _used(later) == expected

@@ -104,6 +104,7 @@ def test_weights_that_give_no_number_are_an_error():
         llm.embed(PROMPTS[:1])
 
 
+@pytest.mark.slow("alone")
 def test_replicas_embed_the_same(llm):
     with small_llm(data_parallel_size=2) as other:
         for one, two in zip(llm.embed(PROMPTS), other.embed(PROMPTS), strict=True):

@@ -69,8 +69,16 @@ def _kernels(run, arguments):
     return {name: count // 2 for name, count in names.items()}
 
 
-@pytest.mark.parametrize("program", [_step, _sampled_step, _multi_step])
-@pytest.mark.parametrize("rows", [2, 8, 16])
+@pytest.mark.parametrize(
+    ("rows", "program"),
+    [
+        pytest.param(
+            rows, program, marks=() if program is _multi_step and rows == 8 else pytest.mark.slow
+        )
+        for program in (_step, _sampled_step, _multi_step)
+        for rows in (2, 8, 16)
+    ],
+)
 def test_few_rows_take_fused_products_in_every_layer(program, rows):
     found = _kernels(*program(rows, "mosaic"))
     assert found == {

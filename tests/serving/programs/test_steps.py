@@ -49,7 +49,7 @@ def _pool_copies(text, devices):
     ]
 
 
-@pytest.mark.parametrize("devices", [1, 2, 8])
+@pytest.mark.parametrize("devices", [1, 2, pytest.param(8, marks=pytest.mark.slow("alone"))])
 @pytest.mark.parametrize("key", _FORWARDS, ids=lambda key: type(key).__name__)
 def test_pages_are_updated_in_place_on_every_device(devices, key):
     compiled = _compile(devices, key)

@@ -180,6 +180,7 @@ def test_processed_ones_are_those_of_the_distribution_sampled():
     np.testing.assert_allclose(logprobs, expected, atol=1e-4)
 
 
+@pytest.mark.slow("alone")
 def test_raw_ones_are_the_models_own_beside_custom_functions():
     with small_llm(logits_processor=lambda logits, state: logits * 3) as llm:
         tokens, logprobs = values(llm, CASES["at temperature 1"])

@@ -53,7 +53,7 @@ def expected():
         {},
         {"num_left": 4},  # blocks, of which they want more, so that some are preempted
         {"num_left": 4, "preemption_mode": "swap", "swap_space": 0.01},
-        {"max_num_batched_tokens": 5},
+        pytest.param({"max_num_batched_tokens": 5}, marks=pytest.mark.slow("alone")),
         {"tensor_parallel_size": 2},
     ],
     ids=str,

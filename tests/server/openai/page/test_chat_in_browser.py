@@ -224,6 +224,7 @@ def test_the_policy_lets_no_script_in(open_page):
     open_page.faults.clear()
 
 
+@pytest.mark.slow("alone")
 def test_thinking_without_a_beginning_is_folded_once_it_ends(page):
     answer = answered(page, "late")
     assert part(answer, "thoughts").text_content().strip() == "Thoughts without a beginning."
