@@ -1,9 +1,8 @@
 """Smaller ladders of sizes save programs, and every step still finds the ones that it needs."""
 
-from typing import Any
-
 import pytest
 
+from jaxinfer.serving.programs.buckets import Buckets
 from jaxinfer.serving.programs.choose_buckets import choose_buckets
 from jaxinfer.serving.programs.layout import PrefillShape
 from jaxinfer.serving.programs.program_set import all_programs
@@ -21,22 +20,42 @@ from scripts.speed.ladders import (
 )
 
 
-def _buckets(*, large: bool = False, platform: str = "gpu", **changes):
-    sizes: dict[str, Any] = {
-        "max_num_seqs": 256,
-        "max_num_batched_tokens": 16_384,
-        "max_model_len": 40_960,
-        "block_size": 16,
-        "num_decode_steps": 1 if large else 8,
-        "weight_bytes": (16 if large else 1) << 30,
-        "rows_in_item": 32,
-    }
-    return choose_buckets(**(sizes | changes), platform=platform)
+_ROWS = (8, 64, 128, 192, 256)
+_FEW = tuple((tokens, 8) for tokens in (128, 256, 512, 1024, 2048, 4096))
+_MANY = (256, 1024, 4096, 8192, 16_384)
+_MANY_OF_LARGE = (256, 512, 640, 1024, 1280, 2048, 2560, 4096, 8192, 16_384)
 
 
-def _small(**changes):
-    """Buckets of few sizes, on both platforms."""
-    return _buckets(max_num_seqs=70, max_num_batched_tokens=512, **changes)
+def _buckets(*, large: bool = False):
+    """The sizes that ladders are made from, of small weights or large ones."""
+    prefill = {*_FEW, *((tokens, 256) for tokens in (_MANY_OF_LARGE if large else _MANY))}
+    return Buckets(
+        prefill=tuple(sorted(prefill)),
+        scored=((4096, 256), (8192, 256), (16_384, 256)),
+        rows=_ROWS,
+        sampled_rows=(2, 8, 16, 32),
+        multi_step_rows=() if large else (2, 8),
+        num_steps=1 if large else 8,
+        full_rows=(8, 64, 256),
+        mixed_rows=_ROWS[1:],
+        widths=(256, 2560),
+        wide_rows=(64, 256),
+        sharing=(64, 256),
+        rows_in_item=32,
+    )
+
+
+def _chosen(platform):
+    """Buckets of few sizes, as an engine would choose them."""
+    return choose_buckets(
+        max_num_seqs=70,
+        max_num_batched_tokens=512,
+        max_model_len=40_960,
+        block_size=16,
+        num_decode_steps=8,
+        rows_in_item=32,
+        platform=platform,
+    )
 
 
 @pytest.mark.parametrize(
@@ -103,7 +122,7 @@ def test_a_prompt_that_is_scored_runs_three_programs():
 
 @pytest.mark.parametrize("platform", ["cpu", "gpu"])
 def test_the_steps_of_any_smaller_ladder_are_programs_of_the_engine(platform):
-    buckets = _small(platform=platform)
+    buckets = _chosen(platform)
     every = set(all_programs(buckets, swaps=False))
     assert removable(buckets)
     for size in removable(buckets):
