@@ -11,18 +11,8 @@ from typing import Literal
 
 from jaxinfer.kernels.choice import Backend
 
-Op = Literal[
-    "decode",
-    "prefill",
-    "norm_rope_write",
-    "small",
-    "medium",
-    "medium_codes",
-    "large",
-    "add_norm",
-    "silu_mul",
-    "all_reduce",
-]
+Product = Literal["small", "medium", "medium_codes", "large"]
+Op = Literal["decode", "prefill", "norm_rope_write", Product, "add_norm", "silu_mul", "all_reduce"]
 
 _XLA: Mapping[Op, str] = {
     "decode": "jaxinfer.kernels.attention.xla",
