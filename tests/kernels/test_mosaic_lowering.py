@@ -16,7 +16,7 @@ from jaxinfer.kernels.attention.pages import Pages
 from jaxinfer.kernels.attention.shared_prefix import SharedPrefixes
 from jaxinfer.kernels.collectives.mosaic import all_reduce
 from jaxinfer.kernels.fp8 import FP8
-from jaxinfer.kernels.matmul.mosaic import large, medium, small
+from jaxinfer.kernels.matmul.mosaic import large, medium, medium_codes, small
 from jaxinfer.kernels.matmul.quantized import QuantizedLinear
 from jaxinfer.kernels.norms.mosaic import add_norm, silu_mul
 from jaxinfer.kernels.policy import Kernels
@@ -113,6 +113,14 @@ def _large_gated():
     return compile_for_h200(large.gated, _shape(520, E), _of_blocks(F, E), _of_blocks(F, E))
 
 
+def _codes_project():
+    return compile_for_h200(medium_codes.project, _shape(64, E), [_of_blocks(F, E)])
+
+
+def _codes_gated():
+    return compile_for_h200(medium_codes.gated, _shape(64, E), _of_blocks(F, E), _of_blocks(F, E))
+
+
 def _of_blocks(outputs, inputs):
     scale = _shape(outputs // 128, inputs // 128, dtype=jnp.float32)
     return QuantizedLinear(_shape(outputs, inputs, dtype=FP8), scale, inputs="group")
@@ -193,6 +201,8 @@ _PROGRAMS = {
     "small_bare": (_small_bare, {"small_bare": 1}),
     "medium_project": (_wide_project, {"medium_project": 1}),
     "medium_gated": (_wide_gated, {"medium_gated": 1}),
+    "medium_codes_project": (_codes_project, {"medium_codes_project": 1}),
+    "medium_codes_gated": (_codes_gated, {"medium_codes_gated": 1}),
     "large_project": (_large_project, {"large_project": 1, "quantize_groups": 1}),
     "large_gated": (_large_gated, {"large_gated": 1, "quantize_groups": 1}),
     "add_norm": (_add_norm, {"add_norm": 1}),

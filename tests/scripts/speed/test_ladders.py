@@ -19,7 +19,6 @@ from scripts.speed.ladders import (
     without,
 )
 
-
 _ROWS = (8, 64, 128, 192, 256)
 _FEW = tuple((tokens, 8) for tokens in (128, 256, 512, 1024, 2048, 4096))
 _MANY = (256, 1024, 4096, 8192, 16_384)

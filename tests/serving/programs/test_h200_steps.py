@@ -286,6 +286,19 @@ def test_few_rows_of_quantized_weights_launch_the_kernels_of_plain_ones(scheme, 
     assert memory.temp_size_in_bytes < 2e6, "no weight is written out"
 
 
+@pytest.mark.parametrize("scheme", ["fp8", "int4"])
+def test_medium_batches_of_quantized_weights_are_read_as_codes(scheme):
+    config = with_scheme(dataclasses.replace(_CONFIG, num_hidden_layers=3), scheme)
+    memory, text = _compile(STEPS["decode_64"].key, 1, config)
+    kernels = hlo.mosaic_kernels(text)
+    assert kernels["medium_codes_project"] == 3 * 3
+    assert kernels["medium_codes_gated"] == 3
+    plain, _ = _compile(
+        STEPS["decode_64"].key, 1, dataclasses.replace(_CONFIG, num_hidden_layers=3)
+    )
+    assert memory.temp_size_in_bytes <= plain.temp_size_in_bytes + 2e6, "no weight is written out"
+
+
 def test_many_rows_of_blocks_are_multiplied_as_codes():
     """In a launch each, like quantizing what they read; a prefill's last layer has few rows."""
     config = dataclasses.replace(_CONFIG, num_hidden_layers=3)
