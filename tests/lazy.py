@@ -1,6 +1,6 @@
 """Packages of seconds, imported when a test first uses them and not by each process that collects.
 
-The test is skipped where they are not installed: the extra `light` leaves out torch and transformers.
+A test is skipped where they are not installed: the extra `light` leaves torch and transformers out.
 """
 
 from typing import Any
