@@ -181,7 +181,7 @@ def module_of_codes(kernels: Kernels, x: jax.Array, linears: Sequence[Any]) -> M
     """
     if kernels.backend != "mosaic" or x.ndim != 2:
         return None
-    modules = (module_of("mosaic", op) for op in ("medium_codes", "large"))
+    modules = (module_of("mosaic", op) for op in ("large", "medium_codes"))
     return next((each for each in modules if each.supports(len(x), x.dtype, linears)), None)
 
 

@@ -207,7 +207,7 @@ def _medium() -> Iterator[Launch]:
 def _medium_codes() -> Iterator[Launch]:
     """Codes that tensor cores multiply, and each kind that is widened."""
     module = module_of("mosaic", "medium_codes")
-    for scheme, B in (("fp8", 32), ("fp8", 256), ("int8", 64), ("W4A16_ASYM", 64)):
+    for scheme, B in (("fp8", 32), ("fp8", 128), ("int8", 64), ("W4A16_ASYM", 64)):
         q, k, v = (_quantized(scheme, _draw(n, n, _E)) for n in (2048, 1024, 512))
         yield Launch(
             f"q, k, v of {B} rows, {scheme}",
@@ -227,7 +227,7 @@ def _medium_codes() -> Iterator[Launch]:
 def _large() -> Iterator[Launch]:
     """Fewer tiles than multiprocessors and more, the last of which have rows to spare."""
     large = module_of("mosaic", "large")
-    for M in (264, 4104):
+    for M in (136, 256, 4104):
         q, k, v = (_quantized("fp8", _draw(n, n, _E)) for n in (2048, 1024, 512))
         x = _draw(0, M, _E)
         yield Launch(

@@ -72,7 +72,7 @@ def _check_all(M, size, config=None):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("M", [264, 512, 1000, 2048])
+@pytest.mark.parametrize("M", [136, 256, 264, 1000, 2048])
 @pytest.mark.parametrize("size", [1024, 3 * GROUP])
 def test_products_match_fp64(M, size):
     _check_all(M, size)

@@ -43,7 +43,7 @@ def test_every_product_of_this_form_is_taken_and_can_be_built(M, outputs, size, 
 @pytest.mark.parametrize(
     ("M", "size", "form"),
     [
-        (256, 1024, _FORM),
+        (128, 1024, _FORM),
         (516, 1024, _FORM),
         (512, 1024 + 64, _FORM),
         (512, 1024, None),

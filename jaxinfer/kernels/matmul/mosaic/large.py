@@ -1,4 +1,4 @@
-"""Products of many rows with weights in blocks of float8_e4m3fn: prefill of DeepSeek's format.
+"""Products of 129 rows and more with weights in blocks of float8_e4m3fn, DeepSeek's format.
 
 Tensor cores multiply codes by codes. Both operands have scales along the contraction, of a group of
 128 inputs, so the sums of a group are scaled and added up in fp32 registers, as in DeepGEMM

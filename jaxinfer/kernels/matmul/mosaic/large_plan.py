@@ -14,7 +14,7 @@ ROWS = 64
 SHARED_BYTES = 226 * 1024
 """Shared memory of a block beside its barriers."""
 
-_FEWEST_ROWS = 257
+_FEWEST_ROWS = 129  # of fewer, a tile of 128 would be the only one, and half of a cluster idle
 
 
 @dataclasses.dataclass(frozen=True)
