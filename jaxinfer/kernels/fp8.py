@@ -10,6 +10,8 @@ import numpy as np
 from jax import Array
 from jaxtyping import Float
 
+from jaxinfer.kernels.magnitude import largest_magnitude
+
 FP8 = jnp.dtype(jnp.float8_e4m3fn)
 LARGEST = float(jnp.finfo(FP8).max)
 _SMALLEST_NORMAL = 2.0**-6  # below it values are multiples of 2 ** -9
@@ -44,7 +46,7 @@ def quantize(
     A row of zeros has scale 0. One that holds infinity or NaN is NaN throughout.
     """
     wide = values.astype(jnp.float32)
-    scale = jnp.max(jnp.abs(wide), axis=-1) * STEPS
+    scale = largest_magnitude(wide) * STEPS
     scaled = wide / jnp.where(scale > 0, scale, 1.0)[..., None]
     sound = jnp.isfinite(scale)[..., None]
     return jnp.where(sound, rounded(saturated(scaled)), jnp.nan).astype(FP8), scale

@@ -8,6 +8,8 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Float, UInt8
 
+from jaxinfer.kernels.magnitude import largest_magnitude
+
 SYMMETRIC_ZERO = 8
 _LARGEST = 15
 
@@ -32,7 +34,7 @@ def quantize(
     or cut to 7. A row of zeros has scale 0; the scale of one that holds infinity or NaN is such.
     """
     wide = values.astype(jnp.float32)
-    scale = jnp.max(jnp.abs(wide), axis=-1) * jnp.float32(2 / _LARGEST)
+    scale = largest_magnitude(wide) * jnp.float32(2 / _LARGEST)
     scaled = jnp.round(wide / _divisor(scale)[..., None])
     return (jnp.clip(scaled, -8, 7) + SYMMETRIC_ZERO).astype(jnp.uint8), scale
 

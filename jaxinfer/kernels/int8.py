@@ -10,6 +10,8 @@ import numpy as np
 from jax import Array
 from jaxtyping import Float, Int8
 
+from jaxinfer.kernels.magnitude import largest_magnitude
+
 _LARGEST = 127.0
 # XLA divides by a constant thus in compiled code alone; written so, scales are the same everywhere.
 _STEPS = np.float32(1 / _LARGEST)
@@ -24,7 +26,7 @@ def quantize(
     are zeros, and so it is read as NaN throughout.
     """
     wide = values.astype(jnp.float32)
-    scale = jnp.max(jnp.abs(wide), axis=-1) * _STEPS
+    scale = largest_magnitude(wide) * _STEPS
     divides = ((scale > 0) & jnp.isfinite(scale))[..., None]
     rounded = jnp.round(wide / jnp.where(divides, scale[..., None], 1.0))
     integers = jnp.where(divides, jnp.clip(rounded, -_LARGEST, _LARGEST), 0.0)

@@ -1,11 +1,11 @@
 """Converts a trainer's parameters by compiled programs, into memory of the engine's old ones.
 
-One program writes all plain arrays. Each weight of codes and scales is written by a program of its
-own, the same for all layers: one for a whole model takes several times as long to compile.
+An update is one program: it is compiled, or fails to be, before it takes any of the old arrays. An
+engine that starts has nothing to lose, and its weights of codes and scales are made by a program
+for each shape, which all layers share: for XLA they are a fourth of the work of one for all.
 """
 
 import functools
-import itertools
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -19,6 +19,7 @@ from jax.typing import DTypeLike
 from jaxinfer.model.architecture import abstract_params
 from jaxinfer.model.config import ModelConfig
 from jaxinfer.model.quantized.params import quantize_weight
+from jaxinfer.model.quantized.quantization import SCALE
 from jaxinfer.model.sharding import ShardingRules
 from jaxinfer.rollouts.mapping import ParamsMapping
 from jaxinfer.rollouts.quantized_leaf import QuantizedLeaf
@@ -33,8 +34,8 @@ class MappedParams:
 
     It is a `ParamsMaker` for an engine that starts, and a `ParamsWriter` for one that runs.
 
-    Where the engine holds codes and scales, the trainer's weights are quantized, leaf by leaf
-    (`quantize_weight`). The trainer's arrays are read and never donated; nothing of them is
+    Where the engine holds codes and scales, the program quantizes the trainer's weights, leaf by
+    leaf (`quantize_weight`). The trainer's arrays are read and never donated; nothing of them is
     kept. Where they lie on other devices than the engine, all that are mapped are copied whole to
     each of its devices first.
 
@@ -73,7 +74,8 @@ class MappedParams:
         used = _used(self._leaves, assignments, targets[0].sharding)
         # The first call donates too, so that the second one runs the same program.
         old = jax.tree.leaves(_empty(targets)() if reusable is None else reusable)
-        return _written(assignments, targets, old, used)
+        written = _program(assignments, targets)(old, used)
+        return nested({t.path: array for t, array in zip(targets, written, strict=True)})
 
     def make(
         self, config: ModelConfig, dtype: DTypeLike | None, mesh: Mesh | None, rules: ShardingRules
@@ -97,7 +99,7 @@ class MappedParams:
             wanted = abstract_params(config, self._leaves[embedding].dtype, mesh, rules)
         targets = targets_of(wanted)
         used = _used(self._leaves, assignments, targets[0].sharding)
-        return _written(assignments, targets, [], used)
+        return _made(assignments, targets, _on_devices(used, targets[0].sharding))
 
     def _assignments(self, wanted: Any) -> tuple[Assignment, ...]:
         """The assignments of `wanted`, kept from `check` for `write` if both are of one engine."""
@@ -144,42 +146,21 @@ def _mesh_of(leaves: Leaves) -> Mesh | None:
     return None
 
 
-def _written(
-    assignments: Sequence[Assignment],
-    targets: Sequence[Target],
-    old: Sequence[jax.Array],
-    sources: Leaves,
-) -> dict[str, Any]:
-    """The engine's tree; the old arrays, in JAX's order or none, are donated."""
-    rest = iter(old)
-    work = [
-        (each, target, list(itertools.islice(rest, len(target.arrays))))
-        for each, target in zip(assignments, targets, strict=True)
-    ]
-    nodes = [parts for parts in work if parts[1].form is not None]
-    plain = [parts for parts in work if parts[1].form is None]
-    program = _program(tuple(each for each, _, _ in plain), tuple(t for _, t, _ in plain))
-    arrays = program(
-        [array for _, _, given in plain for array in given],
-        {each.path: sources[each.path] for each, _, _ in plain},
-    )
-    found = {target.path: array for (_, target, _), array in zip(plain, arrays, strict=True)}
-    for each, target, given in nodes:
-        make = _node_program(_unnamed(each), replace(target, path=""))
-        found[target.path] = make(given, sources[each.path], _layer_of(each, target))
-    return nested({target.path: found[target.path] for target in targets})
-
-
 @functools.lru_cache(maxsize=16)
 def _program(assignments: tuple[Assignment, ...], targets: tuple[Target, ...]) -> Any:
     """``(old arrays, sources by path) -> new arrays``; the old are donated, and not read."""
 
     def convert(old: list[jax.Array], sources: Leaves) -> list[Any]:
         del old
-        return [
-            _converted(sources[each.path], each, target, each.layer)
-            for each, target in zip(assignments, targets, strict=True)
-        ]
+        converted, last = [], None
+        for each, target in zip(assignments, targets, strict=True):
+            leaf = sources[each.path]
+            if target.form is not None:
+                # One after the other, lest transposed weights of all layers be there at once.
+                leaf, last = jax.lax.optimization_barrier((leaf, last))
+            converted.append(_converted(leaf, each, target, each.layer))
+            last = last if target.form is None else converted[-1][SCALE]
+        return converted
 
     # keep_unused: otherwise JAX drops the old arrays from the program and donates nothing.
     return jax.jit(
@@ -190,20 +171,36 @@ def _program(assignments: tuple[Assignment, ...], targets: tuple[Target, ...]) -
     )
 
 
-@functools.lru_cache(maxsize=64)
+def _made(
+    assignments: Sequence[Assignment], targets: Sequence[Target], sources: Leaves
+) -> dict[str, Any]:
+    """A new tree; no source is donated."""
+    work = list(zip(assignments, targets, strict=True))
+    plain = [(each, target) for each, target in work if target.form is None]
+    program = _program(tuple(each for each, _ in plain), tuple(target for _, target in plain))
+    arrays = program([], {each.path: sources[each.path] for each, _ in plain})
+    found = {target.path: array for (_, target), array in zip(plain, arrays, strict=True)}
+    for each, target in work:
+        if target.form is not None:
+            quantize = _node_program(_unnamed(each), replace(target, path=""))
+            layer = None if each.axis is None else np.int32(each.layer)
+            found[target.path] = quantize(sources[each.path], _on_devices(layer, target.sharding))
+    return nested({target.path: found[target.path] for target in targets})
+
+
+@functools.lru_cache(maxsize=256)
 def _node_program(each: Assignment, target: Target) -> Any:
-    """``(old arrays, source, layer) -> node``; the old are donated, and not read.
+    """``(source, layer) -> node``.
 
     Args:
         each: without what differs from layer to layer.
         target: likewise.
     """
 
-    def convert(old: list[jax.Array], source: Any, layer: jax.Array | None) -> Any:
-        del old
+    def convert(source: Any, layer: jax.Array | None) -> Any:
         return _converted(source, each, target, layer)
 
-    return jax.jit(convert, donate_argnums=0, keep_unused=True, out_shardings=target.shardings)
+    return jax.jit(convert, out_shardings=target.shardings)
 
 
 def _unnamed(each: Assignment) -> Assignment:
@@ -211,14 +208,12 @@ def _unnamed(each: Assignment) -> Assignment:
     return Assignment("", replace(each.source, path=""), "", 0, each.axis, 0)
 
 
-def _layer_of(each: Assignment, target: Target) -> jax.Array | None:
-    """The index among stacked layers, on the engine's devices."""
-    if each.axis is None:
-        return None
-    if target.sharding is None:
-        return jnp.int32(each.layer)
-    whole, layer = NamedSharding(target.sharding.mesh, PartitionSpec()), np.asarray(each.layer)
-    return jax.make_array_from_callback((), whole, lambda _: layer.astype(np.int32))
+def _on_devices(tree: Any, sharding: Any) -> Any:
+    """With what is on the host copied once, although a layer's program may read a part of it."""
+    whole = None if sharding is None else NamedSharding(sharding.mesh, PartitionSpec())
+    return jax.tree.map(
+        lambda leaf: leaf if isinstance(leaf, jax.Array) else jax.device_put(leaf, whole), tree
+    )
 
 
 @functools.lru_cache(maxsize=16)

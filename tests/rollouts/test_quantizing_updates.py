@@ -1,14 +1,14 @@
 """A plain tree updates an engine of int8 weights: as a directory that was quantized alike."""
 
 import dataclasses
-from dataclasses import replace
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxinfer import ParamsMapping, abstract_params, make_mesh, save_params
+from jaxinfer import ParamsMapping, ShardingRules, abstract_params, make_mesh, save_params
 from jaxinfer.model.quantized.params import quantize_params
 from jaxinfer.model.quantized.quantization import Quantization
 from jaxinfer.rollouts import conversion
@@ -137,42 +137,41 @@ def test_a_tree_that_does_not_fit_is_named_and_changes_nothing(change, named, ex
 
 @pytest.mark.parametrize("name", ["hugging_face", "nnx_linear"])
 def test_no_second_copy_of_the_tree_is_made(name):
-    """Each leaf is quantized by itself, into the memory of the old one."""
+    """The program quantizes leaf by leaf, each into the memory of the old one."""
     wanted = abstract_params(INT8, jnp.float32, make_mesh(1))
     leaves, mapping = leaves_by_path(HELD[name](OTHER)), getattr(ParamsMapping, name)(INT8)
     assignments, targets = mapping.assignments(leaves, wanted), conversion.targets_of(wanted)
-    nodes = 0
-    for each, target in zip(assignments, targets, strict=True):
-        if target.form is None:
-            continue
-        leaf, old = leaves[each.path], [array for _, array in target.arrays]
-        program = conversion._node_program(conversion._unnamed(each), replace(target, path=""))
-        compiled = program.lower(old, leaf, None).compile()
-        assert aliases(compiled.as_text()) == {i: i for i in range(len(old))}
-        assert compiled.memory_analysis().temp_size_in_bytes <= 1.1 * leaf.nbytes + 4096
-        nodes += 1
-    assert nodes == 7 * INT8.num_hidden_layers
+    program = conversion._program(assignments, targets)
+    held = conversion._used(leaves, assignments, targets[0].sharding)
+    compiled = program.lower(jax.tree.leaves(wanted), held).compile()
+    count = len(jax.tree.leaves(wanted))
+    assert aliases(compiled.as_text()) == {i: i for i in range(count)}
+    temporary = compiled.memory_analysis().temp_size_in_bytes
+    sizes = [leaf.nbytes for path, leaf in leaves_by_path(OTHER).items() if "embed" not in path]
+    assert temporary < 1.1 * max(sizes) < sum(sizes) / 2
 
 
 @pytest.mark.parametrize("is_stacked", [False, True])
-def test_layers_are_quantized_by_the_same_programs(is_stacked, monkeypatch):
-    """One program for a whole model would be long to compile: XLA takes each layer by itself."""
-    traced = []
-    quantize = conversion.quantize_weight
+def test_layers_are_quantized_by_the_same_programs_at_a_start(is_stacked, monkeypatch):
+    """One program for a whole model would be long to compile; host memory is copied once."""
+    traced, copied = [], []
+    quantize, put = conversion.quantize_weight, jax.device_put
     monkeypatch.setattr(
         conversion,
         "quantize_weight",
         lambda leaf, form: traced.append(leaf.shape) or quantize(leaf, form),
     )
+    monkeypatch.setattr(jax, "device_put", lambda x, *to: copied.append(x) or put(x, *to))
     conversion._node_program.cache_clear()
-    mapping, given = ParamsMapping.hugging_face(INT8), OTHER
+    mapping = ParamsMapping.hugging_face(INT8)
+    given: Any = OTHER
     if is_stacked:
         mapping = ParamsMapping.nnx_linear(INT8).stacked()
         given = trainers.with_stacked_layers(trainers.flax_layers(OTHER), 0)
-    wanted = abstract_params(INT8, jnp.float32, make_mesh(1))
-    written = MappedParams(given, mapping).write(wanted, None)
-    jax.tree.map(np.testing.assert_array_equal, written, quantize_params(OTHER, FORMAT))
+    held = {path: np.asarray(leaf) for path, leaf in leaves_by_path(given).items()}
+    made = MappedParams(held, mapping).make(INT8, jnp.float32, make_mesh(1), ShardingRules())
+    jax.tree.map(np.testing.assert_array_equal, made, quantize_params(OTHER, FORMAT))
     assert len(traced) == len(set(traced)) < 7
     assert INT8.num_hidden_layers > 1
-    MappedParams(given, mapping).write(wanted, written)
-    assert len(traced) == len(set(traced))
+    arrays = [leaf for leaf in copied if np.ndim(leaf)]
+    assert len({id(leaf) for leaf in arrays}) == len(arrays) == len(held)

@@ -177,7 +177,7 @@ def module_of_codes(kernels: Kernels, x: jax.Array, linears: Sequence[Any]) -> M
     Args:
         kernels: the policy.
         x: inputs.
-        linears: the projections that read them, all of them quantized.
+        linears: the projections that read them; there is none for a plain one among them.
     """
     if kernels.backend != "mosaic" or x.ndim != 2:
         return None

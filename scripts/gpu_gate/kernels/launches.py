@@ -207,7 +207,7 @@ def _medium() -> Iterator[Launch]:
 def _medium_codes() -> Iterator[Launch]:
     """Codes that tensor cores multiply, and each kind that is widened."""
     module = module_of("mosaic", "medium_codes")
-    for scheme, B in (("fp8", 32), ("fp8", 128), ("int8", 64), ("W4A16_ASYM", 64)):
+    for scheme, B in (("fp8", 20), ("fp8", 128), ("int8", 64), ("W4A16_ASYM", 50)):
         q, k, v = (_quantized(scheme, _draw(n, n, _E)) for n in (2048, 1024, 512))
         yield Launch(
             f"q, k, v of {B} rows, {scheme}",

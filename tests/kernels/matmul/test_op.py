@@ -279,7 +279,7 @@ def _int8(*shape, seed=0):
         pytest.param(2, "float32", "xla", marks=pytest.mark.slow("alone")),
         (3, "bfloat16", "xla"),
         (3, "bfloat16", "mosaic"),
-        (20, "bfloat16", "mosaic"),
+        (12, "bfloat16", "mosaic"),
         (264, "bfloat16", "mosaic"),
     ],
 )

@@ -360,8 +360,14 @@ def _multiply(p, left, slot, tile, consumer, scales, ring):
             return accumulator[...]
 
         more = pl.run_scoped(products, plgpu.ACC((ROWS, GROUP), jnp.float32))
+
         # Only where a block waits for it: other blocks of the cluster may have ended.
-        pl.when(group < left)(lambda: plgpu.barrier_arrive(ring.free.at[slot]))
+        @pl.when(group < left)
+        def _free():
+            if p.cluster:  # A single thread tells the other blocks, after all have read scales.
+                plgpu.commit_smem()
+            plgpu.barrier_arrive(ring.free.at[slot])
+
         parts = [more[:, m * p.features : (m + 1) * p.features] for m in range(p.matrices)]
         scaled = [
             part * lax.broadcast_in_dim(of_rows * of_weight, part.shape, [0])

@@ -1,4 +1,4 @@
-"""Products of 24 to 256 rows with several weights of 8 or 4 bits in one launch.
+"""Products of 17 to 256 rows with several weights of 8 or 4 bits in one launch.
 
 What `medium.py` does for weights in bfloat16, with half or a quarter of their bytes:
 
@@ -47,13 +47,14 @@ from jaxinfer.kernels.mosaic.rows import load_global, store_anyhow
 _COLUMN = OPERAND.reduce(0)
 
 
-def supports(
-    rows: int, dtype: jax.typing.DTypeLike, weights: Sequence[QuantizedLinear], *, matrices: int = 1
-) -> bool:
-    """True if these projections of a number of rows, which they all read, can be computed here."""
+def supports(rows: int, dtype: jax.typing.DTypeLike, weights: Sequence[QuantizedLinear]) -> bool:
+    """True if these projections of a number of rows, which they all read, can be computed here.
+
+    Where two can, so they can as gate and up.
+    """
     form, *others = {weight.form for weight in weights}
     shapes = [weight.shape for weight in weights]
-    return not others and choose(rows, shapes, dtype, form, matrices=matrices) is not None
+    return not others and choose(rows, shapes, dtype, form) is not None
 
 
 def project(
@@ -87,6 +88,8 @@ def gated(
 
 def _run(x, weights, matrices, config):
     form, shapes = weights[0].form, [weight.shape for weight in weights]
+    given = x.shape[0]
+    x = jnp.pad(x, ((0, -given % 8), (0, 0)))  # The copy engine takes 8 rows at once.
     B, size = x.shape
     config = config or choose(B, shapes, x.dtype, form, matrices=matrices)
     if config is None or any(weight.form != form for weight in weights):
@@ -112,7 +115,7 @@ def _run(x, weights, matrices, config):
         compiler_params=plgpu.CompilerParams(approx_math=True, unsafe_no_auto_barriers=True),
         kernel_name="medium_codes_gated" if matrices == 2 else "medium_codes_project",
     )
-    return kernel(*arrays)
+    return tuple(out[:given] for out in kernel(*arrays))
 
 
 def _scratch(p: MediumCodesPlan, dtype: Any) -> dict[str, Any]:

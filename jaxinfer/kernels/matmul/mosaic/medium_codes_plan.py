@@ -1,4 +1,4 @@
-"""The plan of a product of 24 to 256 rows with codes: if and how `medium_codes.py` computes it."""
+"""The plan of a product of 17 to 256 rows with codes: if and how `medium_codes.py` computes it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from jaxinfer.kernels.matmul.weight_form import GROUP, TILE, WeightForm
 from jaxinfer.kernels.mosaic.pages import Scalar
 
 _SHARED_BYTES = 225 * 1024  # of a block
-_FEWEST_ROWS, _MOST_ROWS = 24, 256
+_FEWEST_ROWS, _MOST_ROWS = 17, 256
 _ROWS_OF_BLOCK = 128
 _ROWS_OF_MANY_SUMS = 64  # where more than one consumer has registers for sums of groups
 _MOST_STAGES = 8
@@ -65,7 +65,7 @@ def choose(
     size = shapes[0][1]
     if not form.is_known or form.inputs not in (None, "group") or jnp.dtype(dtype) != jnp.bfloat16:
         return None
-    whole = B % 8 == 0 == size % GROUP and all(outputs % TILE == 0 for outputs, _ in shapes)
+    whole = size % GROUP == 0 and all(outputs % TILE == 0 for outputs, _ in shapes)
     alike = all(inputs == size for _, inputs in shapes)
     if not (whole and alike) or not _FEWEST_ROWS <= B <= _MOST_ROWS:
         return None
