@@ -1,4 +1,4 @@
-"""A layer's products with what surrounds them: three ops, and the one place that chooses kernels.
+"""A layer's products with what surrounds them: three ops, which choose kernels.
 
 A decoder layer is a norm with the projections that read it, a norm with the gated half of the MLP,
 and twice a projection that is added to the residual stream. With few rows a kernel computes each in
