@@ -261,7 +261,7 @@ def _flax_layer(path: str) -> ParamSource:
         return ParamSource(f"{path}.scale")
     if path.endswith("embed_tokens"):
         return ParamSource(f"{path}.embedding")
-    return ParamSource(f"{path}.kernel", (1, 0))
+    return ParamSource(f"{path}.kernel", (0, 2, 1) if ".experts." in path else (1, 0))
 
 
 def _check_no_bias(config: ModelConfig) -> None:

@@ -16,6 +16,7 @@ FAMILIES: dict[str, str | Family] = {
     "phi3": "jaxinfer.model.families.phi3",
     "qwen2": "jaxinfer.model.families.qwen2",
     "qwen3": "jaxinfer.model.families.qwen3",
+    "qwen3_moe": "jaxinfer.model.families.qwen3_moe",
     "qwen3_vl": "jaxinfer.model.families.qwen3_vl",
     "smollm3": "jaxinfer.model.families.smollm3",
 }

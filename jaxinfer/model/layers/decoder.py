@@ -120,18 +120,27 @@ def _joined(residuals: Sequence[ResidualStream]) -> jax.Array:
 
 def decoder_layer(layer: Params, residual: ResidualStream, context: LayerContext) -> ResidualStream:
     """One block, attention and gated MLP, each on a norm of the stream; its wanted rows."""
-    attention, mlp = layer["self_attn"], layer["mlp"]
+    residual, context = attention_and_output(layer, residual, context)
+    mlp, form = layer["mlp"], context.config.quantization
+    down = linear_of(mlp, "down_proj", form)
+    residual, inner = gated_block(layer, residual, context)
+    with jax.named_scope("mlp"):
+        return _project_add(inner, down, mlp.get("down_proj_bias"), residual, context)
+
+
+def attention_and_output(
+    layer: Params, residual: ResidualStream, context: LayerContext
+) -> tuple[ResidualStream, LayerContext]:
+    """The stream behind attention, its wanted rows; and the context of what follows."""
+    attention = layer["self_attn"]
     residual, mixed = attention_block(layer, residual, context)
     if context.rows is not None:
         # One layer of a step: more kernels would take longer to lower than they save.
         context = replace(context, kernels=XLA)
-    form = context.config.quantization
-    output, down = linear_of(attention, "o_proj", form), linear_of(mlp, "down_proj", form)
+    output = linear_of(attention, "o_proj", context.config.quantization)
     with jax.named_scope("o"):
-        residual = _project_add(mixed, output, attention.get("o_proj_bias"), residual, context)
-    residual, inner = gated_block(layer, residual, context)
-    with jax.named_scope("mlp"):
-        return _project_add(inner, down, mlp.get("down_proj_bias"), residual, context)
+        bias = attention.get("o_proj_bias")
+        return _project_add(mixed, output, bias, residual, context), context
 
 
 def attention_block(
