@@ -96,9 +96,7 @@ def _inner_costs(
     }
 
 
-def _mlp_cost(
-    shape: ModelShape, parts: Mapping[str, Operation], tokens: float, size: int
-) -> Cost:
+def _mlp_cost(shape: ModelShape, parts: Mapping[str, Operation], tokens: float, size: int) -> Cost:
     """Of dense MLPs, routers and experts; each distinct expert is read once."""
     own = [parts[name] for name in ("mlp", "router", "experts") if name in parts]
     k, E = shape.experts_per_token, shape.hidden_size

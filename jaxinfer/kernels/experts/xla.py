@@ -65,7 +65,8 @@ def mixture(
         gate: the experts' matrices, or one device's share of F.
         up: likewise.
         down: likewise.
-        is_token: False for padding, which is multiplied by nothing and gets zeros; None is all True.
+        is_token: False for padding, which is multiplied by nothing and gets zeros; None where there
+            is none.
     """
     if is_token is not None:
         chosen = jnp.where(is_token[:, None], chosen, gate.shape[0])
@@ -132,9 +133,7 @@ def _backward(
     zeros = (jnp.zeros_like(flat), *(jnp.zeros(each.shape, jnp.float32) for each in matrices))
     of_slots, *sums = jax.lax.fori_loop(0, sorting.num_blocks, add_block, zeros)
     of_hidden = jnp.sum(of_slots.reshape(gradient.shape).astype(jnp.float32), axis=1)
-    of_matrices = (
-        total.astype(each.dtype) for total, each in zip(sums, matrices, strict=True)
-    )
+    of_matrices = (total.astype(each.dtype) for total, each in zip(sums, matrices, strict=True))
     return of_hidden.astype(hidden.dtype), None, *of_matrices
 
 

@@ -47,15 +47,13 @@ def family_of_file(mapping: Mapping[str, Any]) -> tuple[str, Family]:
         raise ValueError(f"{named} (supported architectures: {classes})")
     family, architectures = family_of(name), mapping.get("architectures")
     if architectures is not None and not _lists(architectures, family.hf_class):
-        fix = ""
+        problem = f"architectures is {show(architectures)} (supported: {family.hf_class})"
         if classifier_of_file(mapping) is not None:
-            fix = (
+            problem += (
                 "; a classifier can't generate, and is run by "
                 'LLM(model, runner="pooling") or jaxinfer serve --runner pooling'
             )
-        raise ValueError(
-            f"architectures is {show(architectures)} (supported: {family.hf_class}){fix}"
-        )
+        raise ValueError(problem)
     return name, family
 
 
