@@ -45,8 +45,8 @@ class Experts:
         """
         if config.quantization is not None:
             raise ValueError(
-                "models with experts take 16-bit weights only, no quantized ones; take a "
-                "checkpoint in bfloat16, and leave out quantization"
+                "models with experts take plain weights alone, none that are quantized: leave out "
+                "quantization, or take a checkpoint in bfloat16"
             )
         for layer in self.dense_layers:
             whole_number("dense_layers", layer, 0, config.num_hidden_layers - 1)

@@ -107,7 +107,7 @@ def test_an_unknown_model_says_what_is_accepted(name, monkeypatch, tmp_path):
         ({"quantization_config": {"bits": 4}}, "quantization_config"),
         (
             {"quantization_config": {"quant_method": "fp8", "activation_scheme": "dynamic"}},
-            "models with experts take 16-bit weights only",
+            "models with experts take plain weights alone",
         ),
         ({"torch_dtype": "int8"}, "dtype must be one of"),
         ({"head_dim": None, "num_attention_heads": 0}, "num_attention_heads must be a whole"),
