@@ -70,9 +70,8 @@ def test_experts_are_in_every_layer_unless_the_file_says_otherwise():
     assert read(**renamed) == read(**_MOE, decoder_sparse_step=1, mlp_only_layers=[])
     assert read(**_MOE, mlp_only_layers=[2, 0, 9]).experts.dense_layers == (0, 2)
     assert read(**_MOE, decoder_sparse_step=2).experts.dense_layers == (0, 2)
-    assert read(**_MOE, decoder_sparse_step=3, mlp_only_layers=[2]).experts.dense_layers == (
-        *(0, 1, 2, 3),
-    )
+    every = read(**_MOE, decoder_sparse_step=3, mlp_only_layers=[2]).experts
+    assert every.dense_layers == (0, 1, 2, 3)
     given = {name: _MOE[name] for name in ("model_type", "head_dim")}
     assert read(**given).experts == Experts(128, 8, 768, False)  # as transformers
 

@@ -162,7 +162,7 @@ class _Sorting(NamedTuple):
 
     Attributes:
         order: the slots, `token * k + place`.
-        starts: where each expert's begin in this order; behind the last expert, padding's.
+        starts: where each expert's begin in this order; padding's are behind the last expert's.
         ends: the number of blocks up to each expert, its own included.
         rows: M.
     """
@@ -191,10 +191,10 @@ class _Sorting(NamedTuple):
 def _sort(chosen: Int32[Array, "T k"], num_experts: int) -> _Sorting:
     experts = chosen.reshape(-1)
     order = jnp.argsort(experts, stable=True).astype(jnp.int32)
-    bounds = jnp.arange(num_experts + 1, dtype=jnp.int32)
-    starts = jnp.searchsorted(experts[order], bounds).astype(jnp.int32)
+    sizes = jnp.zeros(num_experts, jnp.int32).at[experts].add(1, mode="drop")
+    starts = jnp.cumsum(jnp.pad(sizes, (1, 0)), dtype=jnp.int32)
     rows = _block_rows(experts.size, num_experts)
-    num_blocks = (starts[1:] - starts[:-1] + rows - 1) // rows
+    num_blocks = (sizes + rows - 1) // rows
     return _Sorting(order, starts, jnp.cumsum(num_blocks, dtype=jnp.int32), rows)
 
 
