@@ -10,13 +10,17 @@ from jax.sharding import PartitionSpec
 
 from jaxinfer import LLM, SamplingParams, forward
 from jaxinfer.errors import ModelLoadError
+from jaxinfer.kernels.matmul.op import ResidualStream
 from jaxinfer.model.checkpoint import weights
 from jaxinfer.model.checkpoint.safetensors_file import read_header, write_file
 from jaxinfer.model.checkpoint.weights import load_params, save_params
 from jaxinfer.model.experts import Experts
 from jaxinfer.model.families import qwen3_moe
+from jaxinfer.model.layers.context import LayerContext
+from jaxinfer.model.layers.experts import expert_block
 from jaxinfer.model.quantized.quantization import Quantization
 from jaxinfer.model.sharding import check_divisible, make_mesh
+from jaxinfer.serving.programs.step_inputs import StepInputs
 from tests.model import tiny
 from tests.model.checkpoint.test_weights import assert_trees_equal
 
@@ -161,6 +165,27 @@ def test_sequences_are_scored_alike_on_a_mesh(params, saved):
         jax.tree.leaves(jax.jit(jax.grad(loss))(split)), jax.tree.leaves(gradients), strict=True
     ):
         np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("rows", [None, jnp.asarray([2, 0, 4], jnp.int32)])
+def test_padding_of_a_step_goes_through_no_expert(params, rows):
+    """Of tokens it is what writes to slot 0, of rows what has no key."""
+    x = jnp.asarray(
+        np.random.default_rng(1).normal(size=(5 if rows is None else 3, 32)), jnp.float32
+    )
+    tokens = StepInputs(
+        slot_mapping=jnp.asarray([16, 0, 35, 17, 0]), context_lens=jnp.asarray([4, 0, 7])
+    )
+    kind = qwen3_moe.layer_kinds(CONFIG)[0]
+    context = LayerContext(
+        CONFIG, kind, lambda *_: pytest.fail("attends"), tokens=tokens, rows=rows
+    )
+    layer = params["model"]["layers"]["0"]
+    _, share = expert_block(layer, ResidualStream(x), context)
+    _, whole = expert_block(layer, ResidualStream(x), dataclasses.replace(context, tokens=None))
+    are_tokens = [0, 2, 3] if rows is None else [0, 2]
+    assert np.flatnonzero(np.abs(share).max(-1)).tolist() == are_tokens
+    np.testing.assert_array_equal(share[jnp.asarray(are_tokens)], whole[jnp.asarray(are_tokens)])
 
 
 def test_a_row_of_nan_ends_alone(params):
