@@ -319,9 +319,15 @@ def _to_devices(
     if leaf.sharding is None:
         return jax.block_until_ready(jax.device_put(convert(found, leaf.dtype)))
     array = jax.make_array_from_callback(
-        leaf.shape, leaf.sharding, lambda index: convert(found[index], leaf.dtype)
+        leaf.shape, leaf.sharding, lambda index: convert(_part(found, index), leaf.dtype)
     )
     return jax.block_until_ready(array)
+
+
+def _part(found: Any, index: tuple[slice, ...]) -> Any:
+    """A device's slice, still a view; of a scalar an array, too."""
+    part = found[index]
+    return part if isinstance(part, Stack) else np.asarray(part)
 
 
 def _on_cpu(leaf: jax.ShapeDtypeStruct) -> bool:
