@@ -324,7 +324,7 @@ def _to_devices(
     return jax.block_until_ready(array)
 
 
-def _part(found: Any, index: tuple[slice, ...]) -> Any:
+def _part(found: Any, index: Any) -> Any:
     """A device's slice, still a view; of a scalar an array, too."""
     part = found[index]
     return part if isinstance(part, Stack) else np.asarray(part)
