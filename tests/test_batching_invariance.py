@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from jaxinfer import LLM, ModelConfig, SamplingParams, forward
+from jaxinfer.model.experts import Experts
 from jaxinfer.model.rope_scaling import RopeScaling
 from jaxinfer.model.sharding import make_mesh
 from tests.model import tiny
@@ -106,6 +107,7 @@ FAMILIES = {
     "ministral3": {"rope_scaling": RopeScaling(2.0, 16, query_beta=0.5)},
     "phi3": {"partial_rotary_factor": 0.75},
     "olmo2": {},
+    "qwen3_moe": {"experts": Experts(8, 3, 32, True, dense_layers=(0,))},
 }
 OF_FAMILIES = [
     pytest.param(family, *case, marks=() if case == COVERING[i] else pytest.mark.exhaustive)

@@ -1,4 +1,4 @@
-"""The configuration of a dense decoder: one frozen dataclass, checked field by field."""
+"""The configuration of a decoder: one frozen dataclass, checked field by field."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxinfer.errors import ModelLoadError
+from jaxinfer.model.experts import Experts
 from jaxinfer.model.families.table import family_of, family_of_file
 from jaxinfer.model.field_checks import flag, positive, whole_number
 from jaxinfer.model.hf_config import DTYPES, SIZE_LIMITS, read_config_file
@@ -39,6 +40,7 @@ class ModelConfig:
         mlp_bias: the three projections of the MLP have biases.
         dtype: the checkpoint's: ``float32``, ``bfloat16`` or ``float16``.
         quantization: which projections are codes with scales, and of what form; None if none is.
+        experts: what stands in the place of some or all MLPs; None if all layers are dense.
         eos_token_ids: ids that end a text; may be empty.
         bos_token_id: id that starts a text, if the model has one.
         model_type: names the family, as in Hugging Face's config.json.
@@ -68,6 +70,7 @@ class ModelConfig:
     bos_token_id: int | None = None
     model_type: str = "qwen3"
     quantization: Quantization | None = None
+    experts: Experts | None = None
 
     def __post_init__(self) -> None:
         for name, largest in SIZE_LIMITS.items():
@@ -99,6 +102,8 @@ class ModelConfig:
         for token_id in (*self.eos_token_ids, self.bos_token_id):
             if token_id is not None:
                 whole_number("eos_token_ids and bos_token_id", token_id, 0, self.vocab_size - 1)
+        if self.experts is not None:
+            self.experts.check_model(self)
         check_sizes(self)
 
     @property

@@ -1,5 +1,6 @@
 """Checks of a model's values and sizes, each naming the field it refuses."""
 
+from collections.abc import Mapping
 from typing import Any
 
 from jaxinfer.checks import show
@@ -31,18 +32,30 @@ def flag(name: str, value: Any) -> bool:
     return value
 
 
+def mlp_sizes(config: Any) -> dict[str, int]:
+    """Widths of the MLPs that the layers of a `ModelConfig` have, and of its experts, by name."""
+    dense, experts = {"intermediate_size": config.intermediate_size}, config.experts
+    if experts is None:
+        return dense
+    dense = dense if experts.dense_layers else {}
+    return {**dense, "moe_intermediate_size": experts.intermediate_size}
+
+
 def indivisible_sizes(
     num_devices: int,
     *,
     num_attention_heads: int,
     num_key_value_heads: int,
-    intermediate_size: int,
+    mlp_sizes: Mapping[str, int],
     vocab_size: int,
 ) -> list[str]:
-    """The sizes that don't split evenly over devices, each with its number; empty if all do."""
+    """The sizes that don't split evenly over devices, each with its number; empty if all do.
+
+    `mlp_sizes` are widths of MLPs and of experts by name (`mlp_sizes`).
+    """
     split = {
         "num_attention_heads": num_attention_heads,
-        "intermediate_size": intermediate_size,
+        **mlp_sizes,
         "vocab_size": vocab_size,
     }
     problems = [f"{name} ({size})" for name, size in split.items() if size % num_devices]

@@ -16,6 +16,8 @@ _FIELDS = (
     *("rope_theta", "rope_scaling", "rope_parameters", "original_max_position_embeddings"),
     *("dtype", "hidden_act", "use_sliding_window", "sliding_window", "layer_types"),
     *("quantization_config", "partial_rotary_factor", "no_rope_layers"),
+    *("num_experts", "num_experts_per_tok", "moe_intermediate_size", "norm_topk_prob"),
+    *("decoder_sparse_step", "mlp_only_layers"),
     *("is_matryoshka", "matryoshka_dimensions"),
 )
 

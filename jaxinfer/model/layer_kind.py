@@ -15,6 +15,7 @@ class LayerKind:
         wide_norms: the queries, and the keys, of all heads together have one instead.
         norms: names of the layer's own norms.
         biases: names of the projections that have a bias, such as ``"q_proj"``.
+        experts: its MLP is the config's `Experts`.
         rotation: which of `Architecture.rotations` turns its heads.
     """
 
@@ -23,3 +24,4 @@ class LayerKind:
     norms: tuple[str, str] = ("input_layernorm", "post_attention_layernorm")
     biases: tuple[str, ...] = ()
     rotation: int = 0
+    experts: bool = False

@@ -14,6 +14,7 @@ from jax.typing import DTypeLike
 
 from jaxinfer.model.checkpoint.parameter_names import unflatten
 from jaxinfer.model.config import ModelConfig
+from jaxinfer.model.experts import Experts
 from jaxinfer.model.families.table import family_of
 from jaxinfer.model.layer_kind import LayerKind
 from jaxinfer.model.quantized.params import quantize_params
@@ -29,7 +30,7 @@ class _Maker:
     def __init__(self, rngs: nnx.Rngs, dtype: DTypeLike) -> None:
         self.rngs, self.dtype = rngs, dtype
 
-    def matrix(self, shape: tuple[int, int], axes: tuple[str, str]) -> nnx.Param:
+    def matrix(self, shape: tuple[int, ...], axes: tuple[str, ...]) -> nnx.Param:
         values = jax.random.normal(self.rngs.params(), shape, self.dtype)
         return nnx.Param(values * _INITIAL_STDDEV, logical_axes=axes)
 
@@ -78,14 +79,36 @@ class GatedMLP(nnx.Module):
         make.biases(self, kind)
 
 
+class ExpertMatrices(nnx.Module):
+    """The three matrices of SwiGLU of every expert, ``[X, out, in]``."""
+
+    def __init__(self, config: ModelConfig, experts: Experts, make: _Maker) -> None:
+        hidden, wide = config.hidden_size, experts.intermediate_size
+        inner, outer = (_WHOLE, "intermediate", "embed"), (_WHOLE, "embed", "intermediate")
+        self.gate_proj = make.matrix((experts.num_experts, wide, hidden), inner)
+        self.up_proj = make.matrix((experts.num_experts, wide, hidden), inner)
+        self.down_proj = make.matrix((experts.num_experts, hidden, wide), outer)
+
+
+class RoutedMLP(nnx.Module):
+    """A router, ``[X, in]``, and experts."""
+
+    def __init__(self, config: ModelConfig, experts: Experts, make: _Maker) -> None:
+        self.gate = make.matrix((experts.num_experts, config.hidden_size), (_WHOLE, "embed"))
+        self.experts = ExpertMatrices(config, experts, make)
+
+
 class DecoderLayer(nnx.Module):
-    """One block: attention and MLP with a norm for each."""
+    """One block: attention and MLP, or experts, with a norm for each."""
 
     def __init__(self, config: ModelConfig, kind: LayerKind, make: _Maker) -> None:
         for name in kind.norms:
             setattr(self, name, make.ones(config.hidden_size, "embed"))
         self.self_attn = Attention(config, kind, make)
-        self.mlp = GatedMLP(config, kind, make)
+        if kind.experts and config.experts is not None:
+            self.mlp = RoutedMLP(config, config.experts, make)
+        else:
+            self.mlp = GatedMLP(config, kind, make)
 
 
 class Backbone(nnx.Module):

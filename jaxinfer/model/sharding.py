@@ -6,7 +6,8 @@
 | q_proj (rows), o_proj (columns)         | query heads                        |
 | k_proj, v_proj (rows)                   | key/value heads, or whole (below)  |
 | gate_proj, up_proj (rows), down_proj (columns) | intermediate                |
-| norms, o_proj_bias                      | whole on every device              |
+| experts' matrices [X, ...]              | as those of an MLP, of each expert |
+| router, norms, o_proj_bias                      | whole on every device              |
 | KV pages [P, S, K, D]                   | key/value heads                    |
 | logits [..., V]                         | vocabulary                         |
 
@@ -23,7 +24,7 @@ import numpy as np
 from jax.sharding import AbstractMesh, AxisType, Mesh, PartitionSpec
 
 from jaxinfer.model.config import ModelConfig
-from jaxinfer.model.field_checks import indivisible_sizes
+from jaxinfer.model.field_checks import indivisible_sizes, mlp_sizes
 from jaxinfer.model.quantized.sizes import indivisible_blocks
 
 TENSOR_AXIS = "tensor"
@@ -161,7 +162,7 @@ def _indivisible(config: ModelConfig, num_devices: int) -> list[str]:
         num_devices,
         num_attention_heads=config.num_attention_heads,
         num_key_value_heads=config.num_key_value_heads,
-        intermediate_size=config.intermediate_size,
+        mlp_sizes=mlp_sizes(config),
         vocab_size=config.vocab_size,
     )
     # Blocks are asked of sizes that divide.

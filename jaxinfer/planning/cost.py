@@ -73,19 +73,19 @@ def model_cost(
     E, L, N = shape.hidden_size, shape.num_hidden_layers, num_devices
     kv_split = N if shape.num_key_value_heads % N == 0 else 1
     attention = 2 * E * shape.q_size // N + 2 * E * shape.kv_size // kv_split
-    router = E * shape.num_experts
-    dense = 0 if shape.num_experts else shape.mlp_weights // N
+    routers = shape.num_expert_layers * E * shape.num_experts
+    dense = shape.num_dense_layers * (shape.mlp_weights // N)
     head = 0 if pools else shape.vocab_size * E // N
-    outside_experts = L * (attention + router + dense)
-    chosen = L * shape.experts_per_token * shape.mlp_weights // N
+    outside_experts = L * attention + routers + dense
+    experts = shape.num_expert_layers * shape.expert_weights // N
     return ModelCost(
         weight_bytes=(outside_experts + head) * bytes_per_value
         - shape.bytes_saved(bytes_per_value, N, parts=(*ATTENTION, *MLP) if pools else PROJECTIONS),
         kv_bytes_per_token=shape.kv_bytes_per_token(bytes_per_value, N, kv_cache_dtype),
-        layer_flops_per_token=2 * (outside_experts + chosen),
+        layer_flops_per_token=2 * (outside_experts + shape.experts_per_token * experts),
         head_flops_per_token=2 * head,
         attention_flops_per_pair=4 * L * shape.q_size // N,
-        expert_bytes=L * shape.mlp_weights // N * bytes_per_value if shape.num_experts else 0,
+        expert_bytes=experts * bytes_per_value,
         num_experts=shape.num_experts,
         experts_per_token=shape.experts_per_token,
     )

@@ -143,8 +143,8 @@ def prefill_bytes(
 ) -> int:
     """Temporaries of a prefill on each device, estimated.
 
-    It holds the gate, up and product of an MLP, and the residual stream twice; of integer weights
-    also the plain matrices of gate and up.
+    It holds the gate, up and product of an MLP, or the outputs of experts, and the residual stream
+    twice; of integer weights also the plain matrices of gate and up.
 
     Args:
         shape: the model.
@@ -153,7 +153,8 @@ def prefill_bytes(
         devices: the tensor-parallel degree.
         states: hidden states of each token that a draft head reads.
     """
-    mlp = 3 * shape.intermediate_size * max(shape.experts_per_token, 1) // devices
+    mlp = 3 * shape.intermediate_size // devices if shape.num_dense_layers else 0
+    mlp = max(mlp, shape.experts_per_token * shape.hidden_size)
     values = tokens * (mlp + (2 + states) * shape.hidden_size)
     if shape.quantization is not None:
         values += 2 * (shape.hidden_size * shape.intermediate_size // devices)

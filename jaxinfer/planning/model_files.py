@@ -11,13 +11,11 @@ from jaxinfer.model.checkpoint.hub import refuse_gguf
 from jaxinfer.model.config import ModelConfig
 from jaxinfer.model.families.table import FAMILIES, classifier_of_file
 from jaxinfer.model.field_checks import whole_number
-from jaxinfer.model.hf_config import dense_fields, read_config_file
+from jaxinfer.model.hf_config import read_config_file
 from jaxinfer.model.hf_overrides import backbone_config
 from jaxinfer.planning.named_shapes import NAMED_SHAPES, find_shape
 from jaxinfer.planning.shapes import ModelShape, shape_of
 
-_WITH_EXPERTS = "qwen3_moe"  # planned, but not served
-_MOST_EXPERTS = 4096
 _MOST_CLASSES = 1 << 20
 
 
@@ -68,19 +66,8 @@ def shape_from_hf(mapping: Mapping[str, Any], source: str) -> ModelShape:
         if classifier_of_file(mapping) is None:
             return shape
         return dataclasses.replace(shape, num_classes=_num_classes(mapping, source))
-    try:
-        if model_type != _WITH_EXPERTS:
-            known = ", ".join(sorted([*FAMILIES, _WITH_EXPERTS]))
-            raise ValueError(f"model_type is {show(model_type)}; plans are for {known}")
-        if mapping.get("quantization_config"):
-            raise ValueError(
-                "quantization_config: models with experts can be planned with 16-bit weights only"
-            )
-        own = {**mapping, "intermediate_size": mapping.get("moe_intermediate_size")}
-        fields = dense_fields(own, default_rope_theta=ModelConfig.rope_theta)
-        return ModelShape(**fields, **_experts(mapping), model_type=_WITH_EXPERTS)
-    except ValueError as error:
-        raise ModelLoadError(f"{source}: {error}") from None
+    known = ", ".join(sorted(FAMILIES))
+    raise ModelLoadError(f"{source}: model_type is {show(model_type)}; plans are for {known}")
 
 
 def _num_classes(mapping: Mapping[str, Any], source: str) -> int:
@@ -94,14 +81,6 @@ def _num_classes(mapping: Mapping[str, Any], source: str) -> int:
         return whole_number("num_labels", count, 1, _MOST_CLASSES)
     except ValueError as error:
         raise ModelLoadError(f"{source}: {error}") from None
-
-
-def _experts(mapping: Mapping[str, Any]) -> dict[str, Any]:
-    if mapping.get("mlp_only_layers") or (mapping.get("decoder_sparse_step") or 1) != 1:
-        raise ValueError("models with experts in some layers only can't be planned")
-    count = whole_number("num_experts", mapping.get("num_experts"), 1, _MOST_EXPERTS)
-    chosen = whole_number("num_experts_per_tok", mapping.get("num_experts_per_tok"), 1, count)
-    return {"num_experts": count, "experts_per_token": chosen}
 
 
 def cached_file(name: str, cause: str, revision: str | None = None) -> Path:

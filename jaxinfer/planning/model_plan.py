@@ -279,9 +279,10 @@ _HOPPER = ("H100", "H200")
 def _notes(timing: Timing, dtype: str) -> list[str]:
     shape, chip = timing.shape, timing.chip
     notes = []
-    if not shape.is_served:
+    if shape.num_experts:
         notes.append(
-            f"jaxinfer does not serve {shape.model_type} models: only floors, no expected times."
+            "No expected times: there are no kernels for experts yet, and XLA takes one expert "
+            "after the other, which on a GPU is far from these floors."
         )
     elif not shape.is_measured:
         notes.append(f"No expected times: no run of a {shape.model_type} model was recorded.")

@@ -4,6 +4,7 @@ import dataclasses
 from typing import Any
 
 from jaxinfer.model.config import ModelConfig
+from jaxinfer.model.experts import Experts
 from jaxinfer.planning.shapes import ModelShape
 
 _QWEN3: dict[str, Any] = {"vocab_size": 151_936, "head_dim": 128, "max_position_embeddings": 40_960}
@@ -38,12 +39,11 @@ def _dense_qwen3(
 _QWEN3_30B_A3B = ModelShape(
     **_QWEN3,
     hidden_size=2048,
-    intermediate_size=768,
+    intermediate_size=6144,
     num_hidden_layers=48,
     num_attention_heads=32,
     num_key_value_heads=4,
-    num_experts=128,
-    experts_per_token=8,
+    experts=Experts(num_experts=128, experts_per_token=8, intermediate_size=768),
     dtype="bfloat16",
     model_type="qwen3_moe",
 )

@@ -53,9 +53,8 @@ def operations(
     parts = [_embedding(shape, size), _norms(shape, size), _projections(shape, size)]
     kv_bytes = shape.kv_bytes_per_token(size, kv_cache_dtype=kv_cache_dtype)
     parts += [_rope(shape, kv_bytes), _attention(shape, kv_bytes, context)]
-    parts += (
-        [_router(shape, size), _experts(shape, size)] if shape.num_experts else [_mlp(shape, size)]
-    )
+    parts += [_mlp(shape, size)] if shape.num_dense_layers else []
+    parts += [_router(shape, size), _experts(shape, size)] if shape.num_expert_layers else []
     head = _classifier(shape) if shape.num_classes else _head(shape, size)
     if pools and not shape.num_classes:
         where = "the embedding" if shape.tie_word_embeddings else head.formula
@@ -72,7 +71,7 @@ def count_parameters(shape: ModelShape) -> int:
 def active_parameters(shape: ModelShape) -> int:
     """Parameters that one token uses; only the experts that it is routed to count."""
     idle = shape.num_experts - shape.experts_per_token
-    return count_parameters(shape) - shape.num_hidden_layers * idle * shape.mlp_weights
+    return count_parameters(shape) - shape.num_expert_layers * idle * shape.expert_weights
 
 
 def weight_bytes_per_device(shape: ModelShape, dtype: str, num_devices: int) -> int:
@@ -87,8 +86,9 @@ def weight_bytes_per_device(shape: ModelShape, dtype: str, num_devices: int) -> 
     whole -= L * shape.qk_norm_size if wide else 0
     split = _embedding(shape, 1).parameters
     split += 0 if shape.num_classes else _head(shape, 1).parameters
-    split += L * (2 * E * shape.q_size + max(shape.num_experts, 1) * shape.mlp_weights)
-    whole += L * E * shape.num_experts
+    split += L * 2 * E * shape.q_size + shape.num_dense_layers * shape.mlp_weights
+    split += shape.num_expert_layers * shape.num_experts * shape.expert_weights
+    whole += shape.num_expert_layers * E * shape.num_experts
     keys_and_values = 2 * L * E * shape.kv_size
     split += L * (shape.bias_size("q_proj", "gate_proj", "up_proj") + wide * shape.q_size)
     keys_and_values += L * (shape.bias_size("k_proj", "v_proj") + wide * shape.kv_size)
@@ -161,7 +161,7 @@ def _attention(shape: ModelShape, kv_bytes: int, context: int) -> Operation:
 
 
 def _mlp(shape: ModelShape, size: int) -> Operation:
-    E, F, L = shape.hidden_size, shape.intermediate_size, shape.num_hidden_layers
+    E, F, L = shape.hidden_size, shape.intermediate_size, shape.num_dense_layers
     formula = f"L·3·E·F = {L}·3·{E}·{F}"
     saved, biases = shape.bytes_saved(size, parts=MLP), shape.bias_size(*MLP_PROJECTIONS)
     if biases:
@@ -170,16 +170,16 @@ def _mlp(shape: ModelShape, size: int) -> Operation:
 
 
 def _router(shape: ModelShape, size: int) -> Operation:
-    E, L, X = shape.hidden_size, shape.num_hidden_layers, shape.num_experts
+    E, L, X = shape.hidden_size, shape.num_expert_layers, shape.num_experts
     return _weights("router", L * E * X, size, f"L·E·X = {L}·{E}·{X}")
 
 
 def _experts(shape: ModelShape, size: int) -> Operation:
-    L, X, chosen = shape.num_hidden_layers, shape.num_experts, shape.experts_per_token
-    E, F = shape.hidden_size, shape.intermediate_size
-    active = L * chosen * shape.mlp_weights
+    L, X, chosen = shape.num_expert_layers, shape.num_experts, shape.experts_per_token
+    E, weights = shape.hidden_size, shape.expert_weights
+    F, active = weights // (3 * E), L * chosen * weights
     formula = f"L·X·3·E·F = {L}·{X}·3·{E}·{F}, {chosen} of {X} a token"
-    return Operation("experts", L * X * shape.mlp_weights, 2 * active, active * size, formula)
+    return Operation("experts", L * X * weights, 2 * active, active * size, formula)
 
 
 def _classifier(shape: ModelShape) -> Operation:

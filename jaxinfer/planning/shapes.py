@@ -7,8 +7,9 @@ from typing import Any
 
 from jaxinfer.config import KVCacheDType
 from jaxinfer.model.config import ModelConfig
-from jaxinfer.model.families.table import FAMILIES, family_of
-from jaxinfer.model.field_checks import indivisible_sizes
+from jaxinfer.model.experts import Experts
+from jaxinfer.model.families.table import family_of
+from jaxinfer.model.field_checks import indivisible_sizes, mlp_sizes
 from jaxinfer.model.layer_kind import ATTENTION_PROJECTIONS, MLP_PROJECTIONS, LayerKind
 from jaxinfer.model.projections import (
     HEAD,
@@ -28,16 +29,12 @@ MLP = tuple(f"mlp.{name}" for name in MLP_PROJECTIONS)
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ModelShape(ModelConfig):
-    """A decoder that can be planned: one that the engine runs, or one of experts.
+    """A decoder that can be planned.
 
     Attributes:
-        num_experts: of a layer, each of `intermediate_size`; 0 is one dense MLP.
-        experts_per_token: chosen by the router for each token.
         num_classes: of a classifying head, which the host holds; 0 for a language model.
     """
 
-    num_experts: int = 0
-    experts_per_token: int = 0
     num_classes: int = 0
 
     @classmethod
@@ -45,18 +42,18 @@ class ModelShape(ModelConfig):
         """The shape that `dataclasses.asdict` made values of, which JSON may have carried."""
         given = values.get("quantization")
         quantization = None if given is None else Quantization.from_values(given)
+        experts = values.get("experts")
+        if experts is not None:
+            dense = tuple(experts["dense_layers"])
+            experts = Experts(**{**experts, "dense_layers": dense})
         made = {
             "quantization": quantization,
+            "experts": experts,
             "eos_token_ids": tuple(values.get("eos_token_ids", ())),
             "rope_scaling": None,  # a scaled rotation counts like any other
             "unrotated_layers": (),
         }
         return cls(**{**values, **made})
-
-    @property
-    def is_served(self) -> bool:
-        """True if this engine runs models of this kind; others can be planned for comparison."""
-        return self.model_type in FAMILIES
 
     @property
     def is_measured(self) -> bool:
@@ -66,9 +63,6 @@ class ModelShape(ModelConfig):
     @property
     def layer_kind(self) -> LayerKind:
         """The norms and biases of a layer; layers differ in what counts nothing, if at all."""
-        if not self.is_served:
-            biases = ATTENTION_PROJECTIONS if self.attention_bias else ()
-            return LayerKind(head_norms=True, biases=biases)
         return family_of(self.model_type).layer_kinds(self)[0]
 
     @property
@@ -96,8 +90,34 @@ class ModelShape(ModelConfig):
 
     @property
     def mlp_weights(self) -> int:
-        """Weights of one MLP, or of one expert."""
+        """Weights of one dense MLP."""
         return 3 * self.hidden_size * self.intermediate_size
+
+    @property
+    def num_experts(self) -> int:
+        """X, of a layer that has experts; 0 for a dense model."""
+        return 0 if self.experts is None else self.experts.num_experts
+
+    @property
+    def experts_per_token(self) -> int:
+        """Chosen by the router for each token."""
+        return 0 if self.experts is None else self.experts.experts_per_token
+
+    @property
+    def expert_weights(self) -> int:
+        """Weights of one expert."""
+        width = 0 if self.experts is None else self.experts.intermediate_size
+        return 3 * self.hidden_size * width
+
+    @property
+    def num_dense_layers(self) -> int:
+        """Layers with one MLP; the others have experts."""
+        return self.num_hidden_layers if self.experts is None else len(self.experts.dense_layers)
+
+    @property
+    def num_expert_layers(self) -> int:
+        """Layers with experts."""
+        return self.num_hidden_layers - self.num_dense_layers
 
     def bytes_saved(
         self, bytes_per_value: int, num_devices: int = 1, parts: Collection[str] = PROJECTIONS
@@ -151,7 +171,7 @@ class ModelShape(ModelConfig):
             num_devices,
             num_attention_heads=self.num_attention_heads,
             num_key_value_heads=self.num_key_value_heads,
-            intermediate_size=self.intermediate_size,
+            mlp_sizes=mlp_sizes(self),
             vocab_size=self.vocab_size,
         )
         return problems or indivisible_blocks(self, num_devices)

@@ -5,9 +5,11 @@ inside one kernel are not counted, so a fused part may need less than stated.
 """
 
 import dataclasses
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from jaxinfer.config import KVCacheDType
+from jaxinfer.planning.cost import distinct_experts
 from jaxinfer.planning.operations import Operation, head_norms, operations
 from jaxinfer.planning.shapes import BYTES_OF, ModelShape
 from jaxinfer.profiling.trace.steps import StepFacts
@@ -58,10 +60,7 @@ def _inner_costs(
     size = BYTES_OF[dtype]
     parts = {part.name: part for part in operations(shape, dtype, 1, kv_cache_dtype)}
     norms, of_heads = parts["norms"], head_norms(shape, size)
-    E, F, L, V = (
-        *(shape.hidden_size, shape.intermediate_size),
-        *(shape.num_hidden_layers, shape.vocab_size),
-    )
+    E, L, V = shape.hidden_size, shape.num_hidden_layers, shape.vocab_size
     q, qkv = shape.q_size, shape.q_size + 2 * shape.kv_size
     # Drafts, too, have a token sampled behind them.
     T, B = facts.tokens, facts.tokens if facts.kind == "decode" else facts.rows
@@ -89,15 +88,25 @@ def _inner_costs(
             (1 - ours) * both.bytes_per_token + L * after * (q + 2 * E) * size,
             (1 - ours) * _flops(both, after),
         ),
-        "mlp": Cost(
-            parts["mlp"].bytes_per_token + L * after * 2 * (E + F) * size,
-            _flops(parts["mlp"], after),
-        ),
+        "mlp": _mlp_cost(shape, parts, after, size),
         "head": Cost(
             parts["head"].bytes_per_token + B * E * size + logits, _flops(parts["head"], B)
         ),
         "sample": Cost(logits, B * V),
     }
+
+
+def _mlp_cost(shape: ModelShape, parts: Mapping[str, Operation], tokens: float, size: int) -> Cost:
+    """Of dense MLPs, routers and experts; each distinct expert is read once."""
+    own = [parts[name] for name in ("mlp", "router", "experts") if name in parts]
+    k, E = shape.experts_per_token, shape.hidden_size
+    read = sum(each.bytes_per_token for each in own)
+    experts = shape.num_expert_layers * shape.expert_weights * size
+    read += experts * (distinct_experts(shape.num_experts, k, round(tokens)) - k)
+    moved = shape.num_dense_layers * (E + shape.intermediate_size)
+    moved += shape.num_expert_layers * (1 + k) * E
+    flops = sum(_flops(each, tokens) for each in own)
+    return Cost(read + tokens * 2 * moved * size, flops)
 
 
 def _flops(part: Operation, tokens: float) -> float:

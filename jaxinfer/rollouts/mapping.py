@@ -126,7 +126,7 @@ class ParamsMapping:
         A model's adapters are left out.
 
         Raises:
-            ValueError: the model has biases, which tunix's has not.
+            ValueError: the model has biases, which tunix's has not, or experts.
         """
         _check_no_bias(config)
         attention, mlp = "layers.{layer}.attn", "layers.{layer}.mlp"
@@ -159,7 +159,7 @@ class ParamsMapping:
             param_scan_axis: MaxText's setting of that name: the axis of L.
 
         Raises:
-            ValueError: the model has biases.
+            ValueError: the model has biases or experts.
         """
         _check_no_bias(config)
         layers = "decoder.layers"
@@ -251,6 +251,8 @@ def _patterns(config: ModelConfig) -> list[str]:
 
 def _by_last_name(config: ModelConfig, table: Mapping[str, Any]) -> dict[str, Any]:
     """A source for each of the engine's paths, from a table of whole paths and last names."""
+    if config.experts is not None:
+        raise ValueError("this mapping is for dense models, and the engine's has experts")
     return {p: table[p] if p in table else table[p.split(".")[-1]] for p in _patterns(config)}
 
 
@@ -261,7 +263,7 @@ def _flax_layer(path: str) -> ParamSource:
         return ParamSource(f"{path}.scale")
     if path.endswith("embed_tokens"):
         return ParamSource(f"{path}.embedding")
-    return ParamSource(f"{path}.kernel", (1, 0))
+    return ParamSource(f"{path}.kernel", (0, 2, 1) if ".experts." in path else (1, 0))
 
 
 def _check_no_bias(config: ModelConfig) -> None:

@@ -81,6 +81,12 @@ _LONGROPE: dict[str, Any] = {
     "long_factor": [1.0, 1.4, 2.0, 4.0, 8.0, 16.0],
 }
 _GROWING = {"rope_parameters": YARN | {"llama_4_scaling_beta": 0.3}}
+_EXPERTS: dict[str, Any] = {
+    "num_experts": 8,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 32,
+    "norm_topk_prob": True,
+}
 # What differs from _SHAPES in each, by family; all have heads of E / H.
 _OF_FAMILIES: dict[str, list[dict[str, Any]]] = {
     "Qwen2": [{}, {}, {"rope_parameters": YARN}, {}, {}, {}],
@@ -109,6 +115,14 @@ _OF_FAMILIES: dict[str, list[dict[str, Any]]] = {
         {"sliding_window": 4096},
     ],
     "Olmo2": [{}, {}, {"rope_parameters": YARN}, {"attention_bias": True}, {}, {}],
+    "Qwen3Moe": [
+        _EXPERTS,
+        _EXPERTS | {"norm_topk_prob": False},
+        _EXPERTS | {"mlp_only_layers": [0], "rope_parameters": YARN},
+        _EXPERTS | {"decoder_sparse_step": 2, "attention_bias": True},
+        _EXPERTS | {"num_experts_per_tok": 8, "head_dim": 32},
+        _EXPERTS | {"num_experts_per_tok": 1, "norm_topk_prob": False, "mlp_only_layers": [1]},
+    ],
     "Qwen3VL": [{}, {}, {"head_dim": 32}, {"attention_bias": True}, {}, {}],
     "Mistral3": [_GROWING, _GROWING, {"model_type": "mistral"}, _GROWING, _GROWING, _GROWING],
 }

@@ -151,7 +151,7 @@ def test_config_is_a_static_argument():
 @pytest.mark.parametrize(
     ("changes", "cause"),
     [
-        ({"model_type": "qwen3_moe"}, "model_type is 'qwen3_moe' .*Qwen3ForCausalLM"),
+        ({"model_type": "qwen3_moe"}, "architectures is .*supported: Qwen3MoeForCausalLM"),
         ({"model_type": None}, "has no model_type.*Qwen3ForCausalLM"),
         ({"architectures": ["Qwen3ForSequenceClassification"]}, "supported: Qwen3ForCausalLM"),
         ({"architectures": "Qwen3"}, "architectures"),

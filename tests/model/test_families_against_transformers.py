@@ -74,10 +74,10 @@ def test_gradients_equal_transformers(variant, tmp_path):
     expected.backward()
     np.testing.assert_allclose(value, expected.item(), rtol=1e-5)
     theirs = {name: parameter.grad for name, parameter in model.named_parameters()}
-    down = next(
-        grad for name, grad in theirs.items() if name.endswith("layers.0.mlp.down_proj.weight")
-    )
-    ours = gradients["model"]["layers"]["0"]["mlp"]["down_proj"]
+    ends = ("layers.0.mlp.down_proj.weight", "layers.0.mlp.experts.down_proj")
+    down = next(grad for name, grad in theirs.items() if name.endswith(ends))
+    mlp = gradients["model"]["layers"]["0"]["mlp"]
+    ours = mlp.get("experts", mlp)["down_proj"]
     np.testing.assert_allclose(ours, down.numpy(), rtol=0, atol=2e-6)
     for path, gradient in flatten(gradients):
         assert np.abs(gradient).max() > 0, path
@@ -120,7 +120,7 @@ def test_a_mapping_takes_a_trainers_tree_of_the_family(variant):
         kind = "bias" if name.endswith(".bias") else "scale" if leaf.ndim == 1 else "kernel"
         kind = "embedding" if name.endswith("embed_tokens") else kind
         name = name.removesuffix(".bias")
-        held[f"{name}.{kind}"] = leaf.T if kind == "kernel" else leaf
+        held[f"{name}.{kind}"] = leaf.swapaxes(-1, -2) if kind == "kernel" else leaf
     held = leaves_by_path(unflatten(held))
     assignments = mapping.assignments(held, described)
     assert sorted(each.path for each in assignments) == sorted(held)

@@ -7,6 +7,7 @@ import pytest
 from jaxinfer import ModelConfig
 from jaxinfer.errors import ModelLoadError
 from jaxinfer.model.checkpoint.weights import load_params
+from jaxinfer.model.experts import Experts
 from jaxinfer.model.families.table import FAMILIES, family_of
 from jaxinfer.model.hf_overrides import apply_overrides
 from jaxinfer.model.longrope import LongRopeScaling
@@ -47,9 +48,32 @@ _MINISTRAL = {
     "rope_theta": 1e6,
 }
 
+_MOE = {
+    "model_type": "qwen3_moe",
+    "architectures": ["Qwen3MoeForCausalLM"],
+    "head_dim": 128,
+    "num_experts": 128,
+    "num_experts_per_tok": 8,
+    "moe_intermediate_size": 768,
+    "norm_topk_prob": True,
+}
+
 
 def read(**changes):
     return ModelConfig.from_hf(_SIZES | changes, "config.json")
+
+
+def test_experts_are_in_every_layer_unless_the_file_says_otherwise():
+    """Qwen3-30B-A3B's fields, which transformers 5 writes with one more name."""
+    assert read(**_MOE).experts == Experts(128, 8, 768, True)
+    renamed = {"num_local_experts" if n == "num_experts" else n: v for n, v in _MOE.items()}
+    assert read(**renamed) == read(**_MOE, decoder_sparse_step=1, mlp_only_layers=[])
+    assert read(**_MOE, mlp_only_layers=[2, 0, 9]).experts.dense_layers == (0, 2)
+    assert read(**_MOE, decoder_sparse_step=2).experts.dense_layers == (0, 2)
+    every = read(**_MOE, decoder_sparse_step=3, mlp_only_layers=[2]).experts
+    assert every.dense_layers == (0, 1, 2, 3)
+    given = {name: _MOE[name] for name in ("model_type", "head_dim")}
+    assert read(**given).experts == Experts(128, 8, 768, False)  # as transformers
 
 
 def test_phi_4_mini_rotates_three_quarters_of_a_head_by_longrope():
@@ -163,6 +187,22 @@ def test_a_required_key_that_is_missing_is_named(family, missing):
         (
             {"model_type": "ministral3", "rope_parameters": {"llama_4_scaling_beta": 0.1}},
             "llama_4_scaling_beta needs a rope_scaling of type yarn",
+        ),
+        (_MOE | {"num_experts": 0}, "num_experts must be a whole number from 1 to 4096, got 0"),
+        (
+            _MOE | {"num_experts_per_tok": 129},
+            "num_experts_per_tok must be a whole number from 1 to",
+        ),
+        (_MOE | {"moe_intermediate_size": 0.5}, "moe_intermediate_size must be a whole number"),
+        (_MOE | {"norm_topk_prob": "yes"}, "norm_topk_prob must be true or false"),
+        (_MOE | {"decoder_sparse_step": 0}, "decoder_sparse_step must be a whole number from 1"),
+        (_MOE | {"mlp_only_layers": "all"}, "mlp_only_layers must be a list"),
+        (_MOE | {"mlp_only_layers": [True]}, "mlp_only_layers must be a whole number"),
+        (_MOE | {"hidden_act": "gelu"}, "hidden_act must be 'silu', got 'gelu'"),
+        (_MOE | {"use_sliding_window": True}, "use_sliding_window"),
+        (
+            _MOE | {"quantization_config": {"quant_method": "fp8", "activation_scheme": "dynamic"}},
+            "models with experts take plain weights alone",
         ),
         ({"model_type": "qwen3_vl"}, "text_config must be an object"),
         ({"model_type": "mistral3", "text_config": {"model_type": "llama"}}, "text_config.model_t"),

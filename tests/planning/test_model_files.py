@@ -24,6 +24,8 @@ _MOE = {
     "max_position_embeddings": 40_960,
     "num_experts": 128,
     "num_experts_per_tok": 8,
+    "norm_topk_prob": True,
+    "rope_theta": 1e6,
     "torch_dtype": "bfloat16",
 }
 _LLAMA = {
@@ -99,10 +101,14 @@ def test_an_unknown_model_says_what_is_accepted(name, monkeypatch, tmp_path):
             "model_type is 'gpt2'; plans are for llama, ministral3, mistral, ",
         ),
         ({"hidden_size": "x"}, "hidden_size must be a whole number"),
-        ({"moe_intermediate_size": None}, "intermediate_size must be a whole number"),
+        ({"moe_intermediate_size": None}, "moe_intermediate_size must be a whole number"),
         ({"num_experts_per_tok": 129}, "num_experts_per_tok must be a whole number from 1 to 128"),
-        ({"mlp_only_layers": [3]}, "experts in some layers only"),
-        ({"quantization_config": {"bits": 4}}, "16-bit weights only"),
+        ({"mlp_only_layers": [-1]}, "mlp_only_layers must be a whole number from 0"),
+        ({"quantization_config": {"bits": 4}}, "quantization_config"),
+        (
+            {"quantization_config": {"quant_method": "fp8", "activation_scheme": "dynamic"}},
+            "models with experts take plain weights alone",
+        ),
         ({"torch_dtype": "int8"}, "dtype must be one of"),
         ({"head_dim": None, "num_attention_heads": 0}, "num_attention_heads must be a whole"),
     ],

@@ -1,11 +1,14 @@
 """A mapping makes the engine's parameters of a trainer's, or says in a line why it can't."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from jaxinfer import ParamsMapping, ParamSource, ShardingRules, abstract_params
+from jaxinfer.model.experts import Experts
 from jaxinfer.rollouts.conversion import MappedParams
 from tests.rollouts import trainers
 from tests.serving.small_llm import CONFIG, small_params
@@ -162,3 +165,10 @@ def test_ready_mappings_are_equal_and_hashable():
     again = ParamsMapping.tunix_qwen3(CONFIG)
     assert again == TUNIX
     assert hash(again) == hash(TUNIX)
+
+
+@pytest.mark.parametrize("make", [ParamsMapping.tunix_qwen3, ParamsMapping.maxtext_qwen3])
+def test_mappings_of_dense_trainers_refuse_experts(make):
+    config = dataclasses.replace(CONFIG, model_type="qwen3_moe", experts=Experts(4, 2, 16))
+    with pytest.raises(ValueError, match="for dense models"):
+        make(config)

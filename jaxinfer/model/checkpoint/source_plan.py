@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxinfer.errors import ModelLoadError
+from jaxinfer.model.checkpoint.stack import Stack
 
 FLOATS = ("float32", "bfloat16", "float16")
 _BACKBONE = "model."
@@ -46,7 +47,8 @@ class Source:
         tensors: one or several; a tensor may also be part of several leaves.
         transform: a pure function of their NumPy arrays, in this order, to one of the leaf's shape;
             None for a single tensor as it is. The arrays are maps of the files: where the result is
-            a view of them, each device's slice alone is read; else the host holds the leaf whole.
+            a view or a `Stack` of them, each device's slice alone is read; else the host holds the
+            leaf whole.
     """
 
     tensors: tuple[Tensor, ...]
@@ -92,6 +94,18 @@ def cut_from(
             for leaf, rows in zip(leaves, itertools.pairwise(ends), strict=True):
                 cut[leaf] = Source((tensor,), operator.itemgetter(slice(*rows)))
     return cut
+
+
+def stacked_from(plan: SourcePlan, module: str) -> SourcePlan:
+    """A plan whose leaves in modules of this name are stacks of tensors that files number."""
+    part = f".{module}."
+
+    def stack(source: Source) -> Source:
+        (whole,) = source.tensors
+        names = (whole.name.replace(part, f"{part}{i}.") for i in range(whole.shape[0]))
+        return Source(tuple(Tensor(name, whole.shape[1:]) for name in names), Stack)
+
+    return {path: stack(each) if part in path else each for path, each in plan.items()}
 
 
 def check_plan(plan: SourcePlan, entries: Mapping[str, Any], directory: Path) -> None:

@@ -3,6 +3,7 @@
 import functools
 import json
 import math
+import operator
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -24,13 +25,20 @@ from jaxinfer.model.checkpoint.hub import resolve_model as resolve_model
 from jaxinfer.model.checkpoint.parameter_names import flatten, tensor_name, unflatten
 from jaxinfer.model.checkpoint.safetensors_file import TensorEntry, write_file
 from jaxinfer.model.checkpoint.source_plan import FLOATS, Source, SourcePlan, check_plan
+from jaxinfer.model.checkpoint.stack import Stack
 from jaxinfer.model.checkpoint.weight_files import INDEX_FILE, SINGLE_FILE, tensor_entries
 from jaxinfer.model.config import ModelConfig
 from jaxinfer.model.families.table import family_of
 from jaxinfer.model.quantized.files import quantized_plan
 from jaxinfer.model.quantized.params import quantize_weight
 from jaxinfer.model.quantized.quantization import INPUT_SCALE, NODE, SCALE, Quantization, plain_path
-from jaxinfer.model.quantized.saved import joined, on_host, saved_name, saved_tensors
+from jaxinfer.model.quantized.saved import (
+    HostTensor,
+    joined,
+    on_host,
+    saved_name,
+    saved_tensors,
+)
 from jaxinfer.model.sharding import ShardingRules
 
 Progress = Callable[[int, int], None]
@@ -127,7 +135,7 @@ def read_leaves(
         read.update(sources[path])
         if progress is not None:
             progress(sum(each.num_bytes for each in read), total)
-    where = {path: f"{sources[path][0].file}: {plan[path].tensors[0].name}" for path in plan}
+    where = {path: f"{sources[path][0].file}: {_named(plan[path])}" for path in plan}
     check_sound(sound, where)
     return leaves
 
@@ -237,6 +245,12 @@ def check_sound(sound: Mapping[str, list[jax.Array]], where: Mapping[str, str]) 
             raise ModelLoadError(f"{where[path]} holds {what}")
 
 
+def _named(source: Source) -> str:
+    """The tensor of a leaf, or the first of several, for a message."""
+    first, *others = (each.name for each in source.tensors)
+    return f"{first}, or one of {len(others)} tensors beside it," if others else first
+
+
 class _Quantizer:
     """Makes nodes of plain projections on their devices, by one program for each shape.
 
@@ -305,9 +319,15 @@ def _to_devices(
     if leaf.sharding is None:
         return jax.block_until_ready(jax.device_put(convert(found, leaf.dtype)))
     array = jax.make_array_from_callback(
-        leaf.shape, leaf.sharding, lambda index: convert(np.asarray(found[index]), leaf.dtype)
+        leaf.shape, leaf.sharding, lambda index: convert(_part(found, index), leaf.dtype)
     )
     return jax.block_until_ready(array)
+
+
+def _part(found: Any, index: Any) -> Any:
+    """A device's slice, still a view; of a scalar an array, too."""
+    part = found[index]
+    return part if isinstance(part, Stack) else np.asarray(part)
 
 
 def _on_cpu(leaf: jax.ShapeDtypeStruct) -> bool:
@@ -316,7 +336,7 @@ def _on_cpu(leaf: jax.ShapeDtypeStruct) -> bool:
     return next(iter(leaf.sharding.device_set)).platform == "cpu"
 
 
-def _own_copy(view: np.ndarray, dtype: np.dtype) -> np.ndarray:
+def _own_copy(view: np.ndarray | Stack, dtype: np.dtype) -> np.ndarray:
     """The values of ``view`` in ``dtype`` and in memory of our own.
 
     On CPU, JAX keeps a host buffer that is aligned to 64 bytes instead of copying it. This one
@@ -328,7 +348,11 @@ def _own_copy(view: np.ndarray, dtype: np.dtype) -> np.ndarray:
     start = -memory.ctypes.data % _ALIGNMENT
     copy = memory[start : start + size].view(dtype).reshape(view.shape)
     with np.errstate(over="ignore", invalid="ignore"):  # check_sound reports what overflowed
-        np.copyto(copy, view, casting="unsafe")
+        if isinstance(view, Stack):
+            for target, array in zip(copy, view.arrays, strict=True):
+                np.copyto(target, array, casting="unsafe")
+        else:
+            np.copyto(copy, view, casting="unsafe")
     return copy
 
 
@@ -352,7 +376,22 @@ def _tensors(params: Mapping[str, Any], config: ModelConfig) -> dict[str, Any]:
             known = ", ".join(FLOATS)
             raise TypeError(f"{named(path)}: can't save dtype {leaf.dtype}; supported: {known}")
         tensors[named(path)] = leaf
+    tensors = _numbered(tensors, family.stacked) if family.stacked else tensors
     return _fused(tensors, family.fused)
+
+
+def _numbered(tensors: Mapping[str, Any], module: str) -> dict[str, Any]:
+    """The tensors with stacks apart, of modules of this name; each part is copied when written."""
+    part, found = f".{module}.", {}
+    for name, leaf in tensors.items():
+        if part not in name:
+            found[name] = leaf
+            continue
+        for i in range(leaf.shape[0]):
+            make = functools.partial(operator.getitem, leaf, i)
+            tensor = HostTensor((), leaf.shape[1:], leaf.dtype, lambda make=make: on_host(make()))
+            found[name.replace(part, f"{part}{i}.")] = tensor
+    return found
 
 
 def _fused(tensors: dict[str, Any], fused: Mapping[str, tuple[str, ...]]) -> dict[str, Any]:

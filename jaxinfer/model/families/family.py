@@ -5,7 +5,13 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from jaxinfer.model.checkpoint.parameter_names import tensor_name
-from jaxinfer.model.checkpoint.source_plan import Shape, SourcePlan, cut_from, one_tensor_each
+from jaxinfer.model.checkpoint.source_plan import (
+    Shape,
+    SourcePlan,
+    cut_from,
+    one_tensor_each,
+    stacked_from,
+)
 from jaxinfer.model.layer_kind import LayerKind
 
 
@@ -35,6 +41,9 @@ class Family:
         tensor_name: from a path in the parameter tree to the tensor's name in the family's files.
         fused: by the last part of a tensor's path, such as ``"qkv_proj"``: names of the
             projections that are its rows, in order.
+        stacked: name of the modules whose leaves have a leading axis for what files number, as
+            ``experts.gate_proj`` ``[X, F, E]`` is ``experts.0.gate_proj``, ``experts.1.gate_proj``
+            and so on; empty where there are none.
         ignored: prefixes of tensors' names that belong to parts that are not served.
         make_plan: ``(config, shapes of the leaves by path, names of the files' tensors) -> plan``,
             where files hold neither a tensor for each leaf nor fused ones; None where they do.
@@ -48,6 +57,7 @@ class Family:
     write_config: Callable[[Any, dict[str, Any]], dict[str, Any]] = _unchanged
     tensor_name: Callable[[str], str] = tensor_name
     fused: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    stacked: str = ""
     ignored: tuple[str, ...] = ()
     make_plan: Callable[[Any, Mapping[str, Shape], Collection[str]], SourcePlan] | None = None
 
@@ -64,4 +74,5 @@ class Family:
         if self.make_plan is not None:
             return self.make_plan(config, shapes, names)
         plan = one_tensor_each(shapes, names, self.tensor_name)
+        plan = stacked_from(plan, self.stacked) if self.stacked else plan
         return cut_from(plan, shapes, self.fused) if self.fused else plan

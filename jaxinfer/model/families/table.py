@@ -16,6 +16,7 @@ FAMILIES: dict[str, str | Family] = {
     "phi3": "jaxinfer.model.families.phi3",
     "qwen2": "jaxinfer.model.families.qwen2",
     "qwen3": "jaxinfer.model.families.qwen3",
+    "qwen3_moe": "jaxinfer.model.families.qwen3_moe",
     "qwen3_vl": "jaxinfer.model.families.qwen3_vl",
     "smollm3": "jaxinfer.model.families.smollm3",
 }
@@ -46,15 +47,13 @@ def family_of_file(mapping: Mapping[str, Any]) -> tuple[str, Family]:
         raise ValueError(f"{named} (supported architectures: {classes})")
     family, architectures = family_of(name), mapping.get("architectures")
     if architectures is not None and not _lists(architectures, family.hf_class):
-        fix = ""
+        problem = f"architectures is {show(architectures)} (supported: {family.hf_class})"
         if classifier_of_file(mapping) is not None:
-            fix = (
+            problem += (
                 "; a classifier can't generate, and is run by "
                 'LLM(model, runner="pooling") or jaxinfer serve --runner pooling'
             )
-        raise ValueError(
-            f"architectures is {show(architectures)} (supported: {family.hf_class}){fix}"
-        )
+        raise ValueError(problem)
     return name, family
 
 

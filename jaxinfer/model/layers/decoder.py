@@ -33,14 +33,7 @@ from jaxinfer.kernels.policy import XLA, Kernels
 from jaxinfer.kernels.rounding import rounded_add
 from jaxinfer.model.config import ModelConfig
 from jaxinfer.model.layer_kind import LayerKind
-from jaxinfer.model.layers.context import (
-    Heads,
-    LayerContext,
-    LayerStep,
-    Params,
-    Parts,
-    Rotation,
-)
+from jaxinfer.model.layers.context import Heads, LayerContext, LayerStep, Params, Parts, Rotation
 from jaxinfer.model.rope import apply_rope
 
 
@@ -107,8 +100,7 @@ def run_layers(
             residuals, tokens = [ResidualStream(_joined(residuals))], [whole]
             rotations = [jax.tree.map(lambda *each: jnp.concatenate(each), *rotations)]
         step, turned = step_of(index, kind), [each[kind.rotation] for each in rotations]
-        layer, before = layers[str(index)], pages[index]
-        written, residuals = step(layer, before, residuals, turned, tokens, rows)
+        written, residuals = step(layers[str(index)], pages[index], residuals, turned, tokens, rows)
         pages_of_layers.append(written)
     return tuple(pages_of_layers), _joined(residuals)
 
@@ -120,18 +112,26 @@ def _joined(residuals: Sequence[ResidualStream]) -> jax.Array:
 
 def decoder_layer(layer: Params, residual: ResidualStream, context: LayerContext) -> ResidualStream:
     """One block, attention and gated MLP, each on a norm of the stream; its wanted rows."""
-    attention, mlp = layer["self_attn"], layer["mlp"]
+    residual, context = attention_and_output(layer, residual, context)
+    residual, inner = gated_block(layer, residual, context)
+    mlp = layer["mlp"]
+    with jax.named_scope("mlp"):
+        down = linear_of(mlp, "down_proj", context.config.quantization)
+        return _project_add(inner, down, mlp.get("down_proj_bias"), residual, context)
+
+
+def attention_and_output(
+    layer: Params, residual: ResidualStream, context: LayerContext
+) -> tuple[ResidualStream, LayerContext]:
+    """The stream behind attention, its wanted rows; and the context of what follows."""
+    attention = layer["self_attn"]
     residual, mixed = attention_block(layer, residual, context)
     if context.rows is not None:
         # One layer of a step: more kernels would take longer to lower than they save.
         context = replace(context, kernels=XLA)
-    form = context.config.quantization
-    output, down = linear_of(attention, "o_proj", form), linear_of(mlp, "down_proj", form)
+    output = linear_of(attention, "o_proj", context.config.quantization)
     with jax.named_scope("o"):
-        residual = _project_add(mixed, output, attention.get("o_proj_bias"), residual, context)
-    residual, inner = gated_block(layer, residual, context)
-    with jax.named_scope("mlp"):
-        return _project_add(inner, down, mlp.get("down_proj_bias"), residual, context)
+        return _project_add(mixed, output, attention.get("o_proj_bias"), residual, context), context
 
 
 def attention_block(

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import pytest
 
 from jaxinfer.kernels.policy import Kernels
+from jaxinfer.model.experts import Experts
 from jaxinfer.model.families.table import family_of
 from jaxinfer.model.modules import abstract_params
 from jaxinfer.model.quantized.quantization import with_scheme
@@ -379,6 +380,11 @@ _FAMILIES = {
     "smollm3": ((2048, 11008, 16, 4, 128), {"unrotated_layers": (3,)}, _GATED),
     "phi3": ((3072, 8192, 24, 8, 128), {"partial_rotary_factor": 0.75}, _GATED),  # 4-mini
     "olmo2": ((4096, 11008, 32, 32, 128), {"vocab_size": 100_352}, _SEVEN_PRODUCTS),  # 7B
+    "qwen3_moe": (  # 30B-A3B; the experts are XLA's
+        (2048, 6144, 32, 4, 128),
+        {"experts": Experts(num_experts=128, experts_per_token=8, intermediate_size=768)},
+        {**_DECODE, "medium_project": 2},
+    ),
     "qwen3_vl": ((2048, 6144, 16, 8, 128), {}, _GATED),  # 2B
 }
 

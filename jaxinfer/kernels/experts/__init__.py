@@ -1,0 +1,1 @@
+"""Experts: a router's choice, and the products with what it chose."""
