@@ -181,8 +181,9 @@ def test_padding_of_a_step_goes_through_no_expert(params, rows):
         CONFIG, kind, lambda *_: pytest.fail("attends"), tokens=tokens, rows=rows
     )
     layer = params["model"]["layers"]["0"]
-    _, share = expert_block(layer, ResidualStream(x), context)
-    _, whole = expert_block(layer, ResidualStream(x), dataclasses.replace(context, tokens=None))
+    share = expert_block(layer, ResidualStream(x), context).summed() - x
+    whole = expert_block(layer, ResidualStream(x), dataclasses.replace(context, tokens=None))
+    whole = whole.summed() - x
     are_tokens = [0, 1, 3] if rows is None else [0, 2]
     assert np.flatnonzero(np.abs(share).max(-1)).tolist() == are_tokens
     np.testing.assert_array_equal(share[jnp.asarray(are_tokens)], whole[jnp.asarray(are_tokens)])

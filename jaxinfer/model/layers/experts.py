@@ -4,14 +4,11 @@ Under tensor parallelism each device has its share of the width of every expert,
 all of them route alike, and their outputs are summed as a dense MLP's are.
 """
 
-import math
-
 import jax
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Bool
 
-from jaxinfer.kernels.experts.xla import mixture, route
+from jaxinfer.kernels.experts.op import mix, mix_add, route
 from jaxinfer.kernels.matmul.op import ResidualStream
-from jaxinfer.kernels.norms.xla import rms_norm
 from jaxinfer.model.layers import decoder
 from jaxinfer.model.layers.context import LayerContext, Params
 
@@ -20,29 +17,36 @@ def decoder_layer(layer: Params, residual: ResidualStream, context: LayerContext
     """One block, attention and experts, or a dense MLP where its kind says so."""
     if not context.kind.experts:
         return decoder.decoder_layer(layer, residual, context)
-    residual, context = decoder.attention_and_output(layer, residual, context)
-    x, share = expert_block(layer, residual, context)
-    with jax.named_scope("mlp"):
-        return decoder.sum_and_add(share, None, x, context.axis, context.kernels)
+    # Of the wanted rows, too, experts are computed by the kernels given.
+    residual, _ = decoder.attention_and_output(layer, residual, context)
+    return expert_block(layer, residual, context)
 
 
 @jax.named_scope("mlp")
-def expert_block(
-    layer: Params, residual: ResidualStream, context: LayerContext
-) -> tuple[ResidualStream, Float[Array, "*batch E"]]:
-    """The residual stream, summed, and what the experts add to it: this device's share.
+def expert_block(layer: Params, residual: ResidualStream, context: LayerContext) -> ResidualStream:
+    """The residual stream with the experts' sum added to it.
 
     Padding tokens go through no expert; nothing is added to them.
     """
-    mlp, config, x = layer["mlp"], context.config, residual.summed()
-    assert config.experts is not None
-    hidden = rms_norm(x, layer["post_attention_layernorm"], config.rms_norm_eps)
-    rows = hidden.reshape(math.prod(x.shape[:-1]), x.shape[-1])
-    k, is_normed = config.experts.experts_per_token, config.experts.norm_topk_prob
-    chosen, weights = route(rows, mlp["gate"], k, normalize=is_normed)
-    matrices = (mlp["experts"][name] for name in ("gate_proj", "up_proj", "down_proj"))
-    mixed = mixture(rows, chosen, weights, *matrices, is_token=_is_token(context))
-    return ResidualStream(x), mixed.reshape(x.shape)
+    mlp, norm, kernels = layer["mlp"], layer["post_attention_layernorm"], context.kernels
+    config, eps = context.config.experts, context.config.rms_norm_eps
+    assert config is not None
+    routed = route(
+        residual,
+        norm,
+        mlp["gate"],
+        config.experts_per_token,
+        normalize=config.norm_topk_prob,
+        eps=eps,
+        kernels=kernels,
+    )
+    is_token = _is_token(context)
+    matrices = [mlp["experts"][name] for name in ("gate_proj", "up_proj", "down_proj")]
+    if context.axis is None:
+        return mix_add(routed, norm, matrices, is_token=is_token, eps=eps, kernels=kernels)
+    share = mix(routed, norm, matrices, is_token=is_token, eps=eps, kernels=kernels)
+    stream = ResidualStream(routed.x)
+    return decoder.sum_and_add(share, None, stream, context.axis, kernels)
 
 
 def _is_token(context: LayerContext) -> Bool[Array, " T"] | None:
