@@ -38,6 +38,8 @@ def expert_block(
     assert config.experts is not None
     hidden = rms_norm(x, layer["post_attention_layernorm"], config.rms_norm_eps)
     rows = hidden.reshape(math.prod(x.shape[:-1]), x.shape[-1])
+    if context.tap is not None:
+        context.tap("experts", rows)
     k, is_normed = config.experts.experts_per_token, config.experts.norm_topk_prob
     chosen, weights = route(rows, mlp["gate"], k, normalize=is_normed)
     matrices = (mlp["experts"][name] for name in ("gate_proj", "up_proj", "down_proj"))
