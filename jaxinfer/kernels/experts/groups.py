@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int32
 
@@ -119,7 +120,7 @@ def _sums_of_earlier(flags: Bool[Array, "N T X"]) -> Int32[Array, "N T X"]:
     return counts.astype(jnp.int32)
 
 
-def _sums_before(values: Int32[Array, N * rest]) -> Int32[Array, N * rest]:
+def _sums_before(values: jax.Array) -> jax.Array:
     """The sum of all values before each along the first axis, of few: all pairs are looked at."""
     n = jnp.arange(len(values), dtype=jnp.int32)
     is_earlier = (n[:, None] > n[None, :]).reshape(len(n), len(n), *[1] * (values.ndim - 1))

@@ -41,6 +41,8 @@ def expert_block(layer: Params, residual: ResidualStream, context: LayerContext)
         kernels=kernels,
     )
     is_token = _is_token(context)
+    if context.tap is not None:
+        context.tap("router", routed.hidden)
     matrices = [mlp["experts"][name] for name in ("gate_proj", "up_proj", "down_proj")]
     if context.axis is None:
         return mix_add(routed, norm, matrices, is_token=is_token, eps=eps, kernels=kernels)
