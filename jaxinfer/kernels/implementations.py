@@ -12,7 +12,7 @@ from typing import Literal
 from jaxinfer.kernels.choice import Backend
 
 Product = Literal["small", "medium", "medium_codes", "large"]
-Experts = Literal["choose_experts", "few_experts", "grouped_experts"]
+Experts = Literal["choose_experts", "few_experts", "grouped_experts", "sort_experts", "spread_rows"]
 Elementwise = Literal["norm_rope_write", "add_norm", "silu_mul"]
 Op = Literal["decode", "prefill", Elementwise, Product, Experts, "all_reduce"]
 
@@ -33,6 +33,8 @@ MODULES: Mapping[Backend, Mapping[Op, str]] = {
         "choose_experts": "jaxinfer.kernels.experts.mosaic.choose",
         "few_experts": "jaxinfer.kernels.experts.mosaic.few_rows",
         "grouped_experts": "jaxinfer.kernels.experts.mosaic.grouped",
+        "sort_experts": "jaxinfer.kernels.experts.mosaic.sorting",
+        "spread_rows": "jaxinfer.kernels.experts.mosaic.spread",
         "add_norm": "jaxinfer.kernels.norms.mosaic.add_norm",
         "silu_mul": "jaxinfer.kernels.norms.mosaic.silu_mul",
         "all_reduce": "jaxinfer.kernels.collectives.mosaic.all_reduce",

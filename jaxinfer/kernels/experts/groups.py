@@ -39,30 +39,27 @@ class Groups(NamedTuple):
     """Places for all rows.
 
     Attributes:
-        places: of a token's rows, in the order of its choice; P where it chose no expert.
-        tokens: of each place; 0 where it is nobody's.
+        places: of a token's rows, a column a token, in the order of its choice; `num_places` where
+            it chose no expert. Columns behind T are nobody's.
+        num_places: P.
         tiles: of at most as many places as `group` was asked for.
     """
 
-    places: Int32[Array, "T k"]
-    tokens: Int32[Array, " P"]
+    places: Int32[Array, "k N"]
+    num_places: int
     tiles: Tiles
-
-    def spread(self, rows: Float[Array, "T E"]) -> Float[Array, "P E"]:
-        """Rows of tokens as rows of places."""
-        return rows.at[self.tokens].get(mode="clip", wrap_negative_indices=False)
 
     def combine(
         self, outputs: Float[Array, "P E"], weights: Float[Array, "T k"]
     ) -> Float[Array, "T E"]:
         """Each token's weighted sum, in float32, in the order of its choice."""
-        total = jnp.zeros((self.places.shape[0], outputs.shape[1]), jnp.float32)
-        for i in range(self.places.shape[1]):
-            place, weight = self.places[:, i], weights[:, i].astype(jnp.float32)
+        total = jnp.zeros((len(weights), outputs.shape[1]), jnp.float32)
+        for place, weight in zip(self.places[:, : len(weights)], weights.T, strict=True):
             row = outputs.at[place].get(mode="clip", wrap_negative_indices=False)
             # Nothing of a place that is nobody's, which may hold anything.
-            part = jnp.where((place < len(outputs))[:, None], row.astype(jnp.float32), 0.0)
-            total = total + part * jnp.where(place < len(outputs), weight, 0.0)[:, None]
+            is_one = place < self.num_places
+            part = jnp.where(is_one[:, None], row.astype(jnp.float32), 0.0)
+            total = total + part * jnp.where(is_one, weight.astype(jnp.float32), 0.0)[:, None]
         return total
 
 
@@ -74,22 +71,19 @@ def group(chosen: Int32[Array, "T k"], num_experts: int, tile_rows: int) -> Grou
         num_experts: X.
         tile_rows: places of a tile at most, a multiple of `ALIGNMENT`.
     """
-    T, k = chosen.shape
     experts = jnp.arange(num_experts, dtype=jnp.int32)
     is_chosen = jnp.any(chosen[:, :, None] == experts, axis=1)
     before, counts = _count(is_chosen)
     sizes = -(-counts // ALIGNMENT) * ALIGNMENT
     starts = _sums_before(sizes)
-    num_places, num_tiles = _most(T * k, num_experts, tile_rows)
+    num_places, num_tiles = most(chosen.size, num_experts, tile_rows)
     at = jnp.minimum(chosen, num_experts - 1)
     place = starts[at] + jnp.take_along_axis(before, at, axis=1)
     places = jnp.where(chosen < num_experts, place, num_places)
-    numbers = jnp.broadcast_to(jnp.arange(T, dtype=jnp.int32)[:, None], chosen.shape)
-    tokens = jnp.zeros(num_places, jnp.int32).at[places].set(numbers, mode="drop")
-    return Groups(places, tokens, _cut(starts, sizes, num_tiles, tile_rows))
+    return Groups(places.T, num_places, _cut(starts, sizes, num_tiles, tile_rows))
 
 
-def _most(rows: int, num_experts: int, tile_rows: int) -> tuple[int, int]:
+def most(rows: int, num_experts: int, tile_rows: int) -> tuple[int, int]:
     """The most places and tiles that so many rows can take."""
     groups = min(rows, num_experts)
     places = -(-rows // ALIGNMENT) * ALIGNMENT + groups * ALIGNMENT

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int32
 
 from jaxinfer.kernels.experts import xla
-from jaxinfer.kernels.experts.groups import group
+from jaxinfer.kernels.experts.groups import Groups, group
 from jaxinfer.kernels.implementations import Op, module_of
 from jaxinfer.kernels.matmul.op import Linear, ResidualStream, add, norm_project, normed
 from jaxinfer.kernels.policy import XLA, Kernels
@@ -138,14 +138,16 @@ def _of_few_rows(
     residual: jax.Array | None = None,
 ) -> Float[Array, "T E"]:
     gate, up, down = matrices
-    chosen, rows = routed.chosen, len(routed.x)
-    if rows == 1 and routed.padded is not None and not lacks_some:
-        k = chosen.shape[1]
-        listed = few.Listed(jnp.full(1, k, jnp.int32), chosen.reshape(k), routed.padded)
+    rows, k, X = len(routed.x), routed.chosen.shape[1], len(gate)
+    sorting, padded = module_of("mosaic", "sort_experts"), routed.padded
+    if rows == 1 and padded is not None and not lacks_some:  # The list is what it chose.
+        listed = few.Listed(jnp.full(1, k, jnp.int32), routed.chosen.reshape(k), padded)
+    elif padded is not None and sorting.supports(rows, X):
+        columns = _columns(_of_tokens(routed.chosen, is_token, X), X)
+        listed = sorting.list_experts(columns, padded, rows, X)
     else:
-        listed = few.list_experts(
-            _of_tokens(chosen, is_token, len(gate)), routed.weights, len(gate)
-        )
+        chosen = _of_tokens(routed.chosen, is_token, X)
+        listed = few.list_experts(chosen, routed.weights, X)
     inner = few.gated(routed.x, norm, gate, up, listed, eps=eps)
     return few.project_add(inner, down, listed, rows, residual)
 
@@ -159,10 +161,24 @@ def _of_rows(
         mixed = xla.mixture(hidden, chosen, weights, gate, up, down, is_token=is_token)
         return mixed.reshape(x.shape)
     rows = grouped.tile_rows(chosen.size, len(gate))
-    groups = group(_of_tokens(chosen, is_token, len(gate)), len(gate), rows)
-    inner = grouped.gated(groups.spread(hidden), gate, up, groups.tiles, rows)
+    groups = _group(_of_tokens(chosen, is_token, len(gate)), len(gate), rows)
+    spread = module_of("mosaic", "spread_rows").spread(hidden, groups.places, groups.num_places)
+    inner = grouped.gated(spread, gate, up, groups.tiles, rows)
     outputs = grouped.project(inner, down, groups.tiles, rows)
     return narrow(groups.combine(outputs, weights), x.dtype)
+
+
+def _group(chosen: Int32[Array, "T k"], num_experts: int, tile_rows: int) -> Groups:
+    sorting = module_of("mosaic", "sort_experts")
+    if not sorting.supports(len(chosen), num_experts):
+        return group(chosen, num_experts, tile_rows)
+    return sorting.group(_columns(chosen, num_experts), chosen.size, num_experts, tile_rows)
+
+
+def _columns(chosen: Int32[Array, "T k"], num_experts: int) -> Int32[Array, "k N"]:
+    """A column a token, and columns of none up to a multiple of 64."""
+    padding = ((0, 0), (0, -len(chosen) % 64))
+    return jnp.pad(chosen.T, padding, constant_values=num_experts)
 
 
 def _of_tokens(

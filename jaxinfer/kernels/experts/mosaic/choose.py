@@ -20,7 +20,7 @@ from jaxinfer.kernels.mosaic.rows import load_global, row_layout, rows_at_once, 
 
 _COLUMNS = 32  # of a warp, one a thread
 _MOST_EXPERTS = 512
-_PADDED = 8
+_PADDED = 64  # columns of weights, as `sorting.py` reads them
 
 
 def supports(num_experts: int, num_chosen: int) -> bool:
@@ -31,7 +31,7 @@ def supports(num_experts: int, num_chosen: int) -> bool:
 def choose(
     logits: Float[Array, "T X"], num_chosen: int, *, normalize: bool
 ) -> tuple[Int32[Array, "k T"], Float[Array, "k P"]]:
-    """The experts of each token, ascending, and their weights; P is T rounded up to 8.
+    """The experts of each token, ascending, and their weights; P is T rounded up to 64.
 
     Columns of weights behind T hold anything. A token with a NaN has NaN for its weights.
 

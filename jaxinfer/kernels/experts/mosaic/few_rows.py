@@ -52,13 +52,13 @@ class Listed(NamedTuple):
     Attributes:
         total: how many there are; what follows is undefined behind them.
         experts: ascending.
-        weights: of each for each row, float32; zero for rows that did not choose it. N is the
-            number of rows rounded up to 8; columns behind them may hold anything.
+        weights: of each for each row, float32; zero for rows that did not choose it. Columns behind
+            the rows, which must number a multiple of 8 with them, may hold anything.
     """
 
     total: Int32[Array, " 1"]
     experts: Int32[Array, " S"]
-    weights: Float[Array, "S N"]
+    weights: Float[Array, "S _"]
 
 
 def list_experts(
@@ -294,9 +294,10 @@ def _down_plan(B: int, E: int, F: int, S: int) -> Plan:
     return dataclasses.replace(p, config=SmallConfig(split, max(stages, 1), F // split))
 
 
-def _down_block(p: Plan, count, experts, weights, inner, down, *refs: Any, w_smem, h_smem, o_smem,
+def _down_block(p: Plan, count, experts, weights, inner, down, *refs, w_smem, h_smem, o_smem,
                 filled, free, partial, gathered):  # fmt: skip
-    residual, out = (refs[0] if len(refs) > 1 else None), refs[-1]
+    *extra, out = refs
+    residual = extra[0] if extra else None
     stages = p.config.stages  # of whole slices
     split = lax.axis_index("split") if p.splits > 1 else jnp.int32(0)
     feature, columns = lax.axis_index("tile") * TILE, pl.ds(split * p.slice, p.slice)
@@ -332,7 +333,7 @@ def _down_block(p: Plan, count, experts, weights, inner, down, *refs: Any, w_sme
         own = None if residual is None else _of_tile(p, residual, feature)
 
         def ask(index):
-            return load_global(weights.at[jnp.minimum(index, last)], _COLUMN)
+            return load_global(weights.at[jnp.minimum(index, last), pl.ds(0, p.columns)], _COLUMN)
 
         def add(index, carry):
             total, weight = carry

@@ -1,0 +1,59 @@
+"""Copies rows of tokens to their places among rows by expert: each is read once."""
+
+from __future__ import annotations
+
+import functools
+
+import jax
+from jax import lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import mosaic_gpu as plgpu
+from jaxtyping import Array, Float, Int32
+
+from jaxinfer.kernels.mosaic.rows import load_global, row_layout, store_anyhow
+
+_COLUMNS = 1024  # of a row in registers at once: 16 bytes a thread
+_UNIT = 32
+
+
+def spread(
+    rows: Float[Array, "T E"], places: Int32[Array, "k N"], num_places: int
+) -> Float[Array, "P E"]:
+    """Row t at `places[:, t]`, but for `num_places`; what is nobody's place holds anything.
+
+    Args:
+        rows: of 16 bits; E a multiple of 32.
+        places: all different; columns behind T are left out.
+        num_places: P.
+
+    Raises:
+        ValueError: E is another number.
+    """
+    T, E = rows.shape
+    if E % _UNIT:
+        raise ValueError(f"columns must number a multiple of {_UNIT}, not {E}")
+    width = next(n for n in range(min(E, _COLUMNS), 0, -_UNIT) if E % n == 0)
+    return plgpu.kernel(
+        functools.partial(_block, num_places, width),
+        out_type=jax.ShapeDtypeStruct((num_places, E), rows.dtype),
+        grid=(T,),
+        grid_names=("token",),
+        compiler_params=plgpu.CompilerParams(unsafe_no_auto_barriers=True),
+        kernel_name="spread_rows",
+    )(rows, places)
+
+
+def _block(num_places, width, rows, places, out):
+    token = lax.axis_index("token")
+    is_wide = width == _COLUMNS
+    layout = plgpu.Layout.WG_STRIDED((width,), 8) if is_wide else row_layout(1, width).reduce(0)
+    pieces = [pl.ds(first, width) for first in range(0, rows.shape[1], width)]
+    # All loads before the first store, so that they are in flight together.
+    found = [places[j, token] for j in range(places.shape[0])]
+    loaded = [load_global(rows.at[token, piece], layout) for piece in pieces]
+    for place in found:
+
+        @pl.when(place < num_places)
+        def _store(place=place):
+            for values, piece in zip(loaded, pieces, strict=True):
+                store_anyhow(out.at[place, piece], values)
