@@ -40,6 +40,7 @@ _RANGES: Mapping[str, tuple[float, float]] = {
     "swap_space": (0.0, 1e6),
     "tensor_parallel_size": (1, 4096),
     "data_parallel_size": (1, 4096),
+    "expert_parallel_size": (1, 4096),
     "num_decode_steps": (1, 1024),
     "device_timeout": (0.0, 1e6),
 }
@@ -141,6 +142,11 @@ class EngineConfig:
         tensor_parallel_size: devices the model is spread over.
         data_parallel_size: replicas of the model, each on `tensor_parallel_size` devices of its
             own, behind one queue; sizes and limits here are per replica.
+        enable_expert_parallel: split experts whole over the devices of `tensor_parallel_size`, and
+            not the width of each; all else of a model with experts is split as without.
+        expert_parallel_size: groups of these devices that have experts of their own, whose width
+            the devices of a group share; needs `enable_expert_parallel`. None is a group of each
+            device.
         attention_backend: "auto" takes the fastest one that the device supports (`jaxinfer env`
             says which, and why); a backend that is named and impossible is an error.
         compilation_cache_dir: where traced and compiled programs are kept between processes; ""
@@ -196,6 +202,8 @@ class EngineConfig:
     online: bool = False
     tensor_parallel_size: int = 1
     data_parallel_size: int = 1
+    enable_expert_parallel: bool = False
+    expert_parallel_size: int | None = None
     attention_backend: AttentionBackend = "auto"
     compilation_cache_dir: str | None = None
     compile_ahead: bool | None = None
@@ -226,6 +234,10 @@ class EngineConfig:
             elif name in _RANGES and (value is not None or field.default is not None):
                 check: Any = check_real if isinstance(_RANGES[name][0], float) else check_integer
                 object.__setattr__(self, name, check(name, value, *_RANGES[name]))
+        if self.expert_parallel_size is not None and not self.enable_expert_parallel:
+            raise ValueError(
+                "expert_parallel_size needs enable_expert_parallel=True; add that, or leave it out"
+            )
         if self.speculative_config is not None:
             self._check_speculation(SpeculativeConfig.of(self.speculative_config))
         if self.skip_tokenizer_init and self.tokenizer is not None:

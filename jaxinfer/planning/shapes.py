@@ -7,9 +7,9 @@ from typing import Any
 
 from jaxinfer.config import KVCacheDType
 from jaxinfer.model.config import ModelConfig
+from jaxinfer.model.degrees import indivisible
 from jaxinfer.model.experts import Experts
 from jaxinfer.model.families.table import family_of
-from jaxinfer.model.field_checks import indivisible_sizes, mlp_sizes
 from jaxinfer.model.layer_kind import ATTENTION_PROJECTIONS, MLP_PROJECTIONS, LayerKind
 from jaxinfer.model.projections import (
     HEAD,
@@ -19,7 +19,7 @@ from jaxinfer.model.projections import (
     splits,
 )
 from jaxinfer.model.quantized.quantization import Quantization
-from jaxinfer.model.quantized.sizes import indivisible_blocks, node_bytes
+from jaxinfer.model.quantized.sizes import node_bytes
 
 BYTES_OF = {"bfloat16": 2, "float16": 2, "float32": 4}
 _SCALE_BYTES = 4
@@ -165,16 +165,12 @@ class ModelShape(ModelConfig):
             head_bytes = self.head_dim + scale_bytes
         return 2 * self.num_hidden_layers * heads * head_bytes
 
-    def indivisible(self, num_devices: int) -> list[str]:
-        """Sizes that do not split evenly over this number of devices, each with its value."""
-        problems = indivisible_sizes(
-            num_devices,
-            num_attention_heads=self.num_attention_heads,
-            num_key_value_heads=self.num_key_value_heads,
-            mlp_sizes=mlp_sizes(self),
-            vocab_size=self.vocab_size,
-        )
-        return problems or indivisible_blocks(self, num_devices)
+    def indivisible(self, num_devices: int, num_groups: int = 1) -> list[str]:
+        """Sizes that do not split evenly over this number of devices, each with its value.
+
+        With `num_groups`, so many groups of the devices have whole experts.
+        """
+        return indivisible(self, num_devices, num_groups)
 
 
 def shape_of(config: ModelConfig) -> ModelShape:

@@ -15,16 +15,19 @@ class TensorAxis:
     """A mesh axis of tensor parallelism, inside `shard_map`.
 
     Attributes:
-        name: the axis's name.
+        name: the axis's name; several of a mesh that are taken as one, the first outermost.
         peers: int32 ``[N, 2]``, peer buffers for small sums by the kernel of
             `mosaic/all_reduce.py`; None leaves all sums to XLA. The kernel's sums must follow one
             another: each has to depend on the one before.
         swaps: whether the two devices of the axis sum by sending each other their whole operands.
+        experts: the mesh axis, one of `name`, over which experts are split whole; None where each
+            device has a part of every expert.
     """
 
-    name: str
+    name: str | tuple[str, ...]
     peers: Int32[Array, "N 2"] | None = None
     swaps: bool = False
+    experts: str | None = None
 
     @property
     def size(self) -> int:

@@ -1,14 +1,18 @@
 """A decoder layer whose MLP is experts, of which a router takes a few for each token.
 
 Under tensor parallelism each device has its share of the width of every expert, as of a dense MLP:
-all of them route alike, and their outputs are summed as a dense MLP's are.
+all of them route alike, and their outputs are summed as a dense MLP's are. Under expert parallelism
+it has some experts whole, or its share of some: nothing of others is computed, and the same sum
+brings all of a token's experts together.
 """
 
 import math
 
 import jax
-from jaxtyping import Array, Bool, Float
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int32
 
+from jaxinfer.kernels.collectives.tensor_axis import TensorAxis
 from jaxinfer.kernels.experts.xla import mixture, route
 from jaxinfer.kernels.matmul.op import ResidualStream
 from jaxinfer.kernels.norms.xla import rms_norm
@@ -41,8 +45,19 @@ def expert_block(
     k, is_normed = config.experts.experts_per_token, config.experts.norm_topk_prob
     chosen, weights = route(rows, mlp["gate"], k, normalize=is_normed)
     matrices = (mlp["experts"][name] for name in ("gate_proj", "up_proj", "down_proj"))
+    chosen = _own(chosen, mlp["experts"]["gate_proj"].shape[0], context.axis)
     mixed = mixture(rows, chosen, weights, *matrices, is_token=_is_token(context))
     return ResidualStream(x), mixed.reshape(x.shape)
+
+
+def _own(
+    chosen: Int32[Array, "T k"], num_own: int, axis: TensorAxis | None
+) -> Int32[Array, "T k"]:
+    """The chosen experts by their places on this device; `num_own`, no place, for all others."""
+    if axis is None or axis.experts is None:
+        return chosen
+    own = chosen - jax.lax.axis_index(axis.experts) * num_own
+    return jnp.where((own >= 0) & (own < num_own), own, num_own)
 
 
 def _is_token(context: LayerContext) -> Bool[Array, " T"] | None:

@@ -30,7 +30,7 @@ from jaxinfer.model.config import ModelConfig
 from jaxinfer.model.layer_kind import LayerKind
 from jaxinfer.model.layers import decoder
 from jaxinfer.model.layers.context import LayerContext, LayerStep, Parts, Rotation
-from jaxinfer.model.sharding import ShardingRules, tensor_parallel_size
+from jaxinfer.model.sharding import MeshAxes, ShardingRules, tensor_parallel_size
 from jaxinfer.serving.programs.layer_loop import LayerLoop
 from jaxinfer.serving.programs.layout import DecodeShape, PrefillShape, SampledRows
 from jaxinfer.serving.programs.step_inputs import StepInputs
@@ -111,8 +111,8 @@ class StepContext:
         return tensor_parallel_size(self.mesh, self.rules)
 
     @property
-    def axis(self) -> str | None:
-        """Mesh axis of tensor parallelism; None on one device, where reductions are no-ops."""
+    def axis(self) -> MeshAxes | None:
+        """Mesh axes of tensor parallelism; None on one device, where reductions are no-ops."""
         if self.mesh.size == 1:
             return None
         return self.rules.heads if self.num_devices > 1 else None
@@ -121,7 +121,8 @@ class StepContext:
         """The axis as the model's functions take it, with a program's argument `peers`."""
         if self.axis is None:
             return None
-        return TensorAxis(self.axis, None if peers is None else peers[0])
+        own = None if peers is None else peers[0]
+        return TensorAxis(self.axis, own, experts=self.rules.experts)
 
 
 def prefill_step(

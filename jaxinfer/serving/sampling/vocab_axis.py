@@ -18,10 +18,10 @@ class VocabAxis:
     """The split of the vocabulary over devices: this device's part, and ways to combine parts.
 
     Attributes:
-        name: Mesh axis inside `shard_map`; None if the logits are whole, and nothing is exchanged.
+        name: Mesh axes inside `shard_map`, taken as one; None if the logits are whole, and nothing is exchanged.
     """
 
-    name: str | None = None
+    name: str | tuple[str, ...] | None = None
 
     def offset(self, width: int) -> jax.Array | int:
         """Return the id of the first local token when each device holds `width` of them."""

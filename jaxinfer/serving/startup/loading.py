@@ -22,6 +22,7 @@ from jaxinfer.model.score_head import SCORE, ScoreHead
 from jaxinfer.model.sharding import (
     ShardingRules,
     check_divisible,
+    num_expert_groups,
     spans_processes,
     tensor_parallel_size,
 )
@@ -54,6 +55,7 @@ from jaxinfer.serving.startup.engine_start import (
     compile_ahead,
     start_engine,
 )
+from jaxinfer.serving.startup.expert_groups import choose_expert_groups
 from jaxinfer.serving.startup.mesh import announce_devices, choose_mesh, mesh_of
 from jaxinfer.serving.startup.model_files import (
     read_classifier,
@@ -151,14 +153,17 @@ def _load(config: EngineConfig, source: ModelSource, group: ProcessGroup | None)
         generation = GenerationConfig()
     default_params = default_sampling_params(generation)
     mesh = choose_mesh(config, source)
-    meshes = split_mesh(mesh, source.rules)
+    mesh, rules = choose_expert_groups(config, model_config, mesh, source.rules)
+    source = dataclasses.replace(source, rules=rules)
+    meshes = split_mesh(mesh, rules)
     config = dataclasses.replace(config, data_parallel_size=len(meshes))
     if group is not None and len(meshes) > 1:
         raise ValueError(
             f"data_parallel_size is {len(meshes)}, but replicas run in one process and here are "
             f"{group.num_processes}; raise tensor_parallel_size, or start an engine for each host"
         )
-    check_divisible(model_config, tensor_parallel_size(mesh, source.rules))
+    num_groups = num_expert_groups(mesh, rules)
+    check_divisible(model_config, tensor_parallel_size(mesh, rules), num_groups)
     say(config, announce_devices(mesh, group))
     if group is not None:
         hooks = {"logits_processor": source.logits_processor, "sampler": source.sampler}
