@@ -29,6 +29,7 @@ import jax
 import numpy as np
 from jax.sharding import AbstractMesh, AxisType, Mesh, PartitionSpec
 
+from jaxinfer.kernels.collectives.tensor_axis import MeshAxes
 from jaxinfer.model.config import ModelConfig
 from jaxinfer.model.degrees import check_divisible as check_divisible
 
@@ -36,9 +37,6 @@ TENSOR_AXIS = "tensor"
 DATA_AXIS = "data"
 EXPERT_AXIS = "expert"
 _SPLIT_BY_TENSOR = ("vocab", "heads", "kv_heads", "intermediate")
-
-MeshAxes = str | tuple[str, ...]
-"""An axis of a mesh, or several that are taken as one, the first outermost."""
 
 
 @dataclass(frozen=True)
@@ -116,9 +114,7 @@ def _per_process(by_process: Mapping[int, Sequence[Any]]) -> str:
     return f" ({', '.join(counts)})"
 
 
-def split_experts(
-    mesh: Mesh, rules: ShardingRules, num_groups: int
-) -> tuple[Mesh, ShardingRules]:
+def split_experts(mesh: Mesh, rules: ShardingRules, num_groups: int) -> tuple[Mesh, ShardingRules]:
     """The same devices with experts split whole over groups of them, and the rules that say so.
 
     Neighbours on the axis of heads form a group. The order of devices, and what each of them has of

@@ -5,9 +5,9 @@ import math
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from jaxinfer.config import KVCacheDType
+from jaxinfer.config import EngineConfig, KVCacheDType
 from jaxinfer.model.config import ModelConfig
-from jaxinfer.model.degrees import indivisible
+from jaxinfer.model.degrees import check_expert_groups, indivisible
 from jaxinfer.model.experts import Experts
 from jaxinfer.model.families.table import family_of
 from jaxinfer.model.layer_kind import ATTENTION_PROJECTIONS, MLP_PROJECTIONS, LayerKind
@@ -171,6 +171,17 @@ class ModelShape(ModelConfig):
         With `num_groups`, so many groups of the devices have whole experts.
         """
         return indivisible(self, num_devices, num_groups)
+
+
+def expert_groups(shape: ModelShape, config: EngineConfig) -> int:
+    """G, the groups of devices that have whole experts; 1 where devices share each of them.
+
+    Raises:
+        ValueError: `config` asks for it, and it can't be.
+    """
+    if not config.enable_expert_parallel:
+        return 1
+    return check_expert_groups(shape, config.tensor_parallel_size, config.expert_parallel_size)
 
 
 def shape_of(config: ModelConfig) -> ModelShape:

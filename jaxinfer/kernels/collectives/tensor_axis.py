@@ -9,13 +9,16 @@ from jaxtyping import Array, Int32
 
 from jaxinfer.kernels.rounding import rounded_add
 
+MeshAxes = str | tuple[str, ...]
+"""An axis of a mesh, or several that are taken as one, the first outermost."""
+
 
 @dataclasses.dataclass(frozen=True)
 class TensorAxis:
     """A mesh axis of tensor parallelism, inside `shard_map`.
 
     Attributes:
-        name: the axis's name; several of a mesh that are taken as one, the first outermost.
+        name: the axis's name.
         peers: int32 ``[N, 2]``, peer buffers for small sums by the kernel of
             `mosaic/all_reduce.py`; None leaves all sums to XLA. The kernel's sums must follow one
             another: each has to depend on the one before.
@@ -24,7 +27,7 @@ class TensorAxis:
             device has a part of every expert.
     """
 
-    name: str | tuple[str, ...]
+    name: MeshAxes
     peers: Int32[Array, "N 2"] | None = None
     swaps: bool = False
     experts: str | None = None

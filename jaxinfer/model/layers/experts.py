@@ -50,9 +50,7 @@ def expert_block(
     return ResidualStream(x), mixed.reshape(x.shape)
 
 
-def _own(
-    chosen: Int32[Array, "T k"], num_own: int, axis: TensorAxis | None
-) -> Int32[Array, "T k"]:
+def _own(chosen: Int32[Array, "T k"], num_own: int, axis: TensorAxis | None) -> Int32[Array, "T k"]:
     """The chosen experts by their places on this device; `num_own`, no place, for all others."""
     if axis is None or axis.experts is None:
         return chosen

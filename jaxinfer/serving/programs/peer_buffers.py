@@ -16,8 +16,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from jaxinfer.kernels.collectives.tensor_axis import MeshAxes
 from jaxinfer.kernels.policy import Kernels
-from jaxinfer.model.sharding import MeshAxes
 
 _MOST_DEVICES = 4  # numbers for which `all_reduce.supports_devices` is True
 

@@ -22,7 +22,7 @@ from jaxtyping import Array, Float, Int32
 from jaxinfer.config import MAX_LOGPROBS, KVCacheDType, LogprobsMode
 from jaxinfer.kernels.attention.op import paged_attention
 from jaxinfer.kernels.attention.pages import Pages
-from jaxinfer.kernels.collectives.tensor_axis import TensorAxis
+from jaxinfer.kernels.collectives.tensor_axis import MeshAxes, TensorAxis
 from jaxinfer.kernels.matmul.op import ResidualStream, begin, begin_sum
 from jaxinfer.kernels.policy import Kernels
 from jaxinfer.model.architecture import Architecture, architecture_of
@@ -30,7 +30,7 @@ from jaxinfer.model.config import ModelConfig
 from jaxinfer.model.layer_kind import LayerKind
 from jaxinfer.model.layers import decoder
 from jaxinfer.model.layers.context import LayerContext, LayerStep, Parts, Rotation
-from jaxinfer.model.sharding import MeshAxes, ShardingRules, tensor_parallel_size
+from jaxinfer.model.sharding import ShardingRules, tensor_parallel_size
 from jaxinfer.serving.programs.layer_loop import LayerLoop
 from jaxinfer.serving.programs.layout import DecodeShape, PrefillShape, SampledRows
 from jaxinfer.serving.programs.step_inputs import StepInputs

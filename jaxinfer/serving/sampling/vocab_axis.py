@@ -12,16 +12,18 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float
 
+from jaxinfer.kernels.collectives.tensor_axis import MeshAxes
+
 
 @dataclass(frozen=True)
 class VocabAxis:
     """The split of the vocabulary over devices: this device's part, and ways to combine parts.
 
     Attributes:
-        name: Mesh axes inside `shard_map`, taken as one; None if the logits are whole, and nothing is exchanged.
+        name: Mesh axis inside `shard_map`; None if the logits are whole, and nothing is exchanged.
     """
 
-    name: str | tuple[str, ...] | None = None
+    name: MeshAxes | None = None
 
     def offset(self, width: int) -> jax.Array | int:
         """Return the id of the first local token when each device holds `width` of them."""
