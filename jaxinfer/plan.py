@@ -44,6 +44,8 @@ _SIZES = {
     "speculative_config": {"type": json_object, "metavar": "JSON"},
     "enable_expert_parallel": {"action": "store_true"},
     "expert_parallel_size": {"type": positive_integer, "metavar": "GROUPS"},
+    "enable_eplb": {"action": "store_true"},
+    "eplb_config": {"type": json_object, "metavar": "JSON"},
 }
 """Fields of `EngineConfig` that are flags, and how they are read."""
 _DEFAULTS = {

@@ -3,9 +3,12 @@
 import dataclasses
 
 import jax
+import numpy as np
 import pytest
+from jax.sharding import NamedSharding
 
-from jaxinfer import LLM, SamplingParams, ShardingRules, make_mesh
+from jaxinfer import LLM, ParamsMapping, SamplingParams, ShardingRules, make_mesh
+from jaxinfer.eplb_config import EplbConfig
 from jaxinfer.model.checkpoint.weights import save_params
 from jaxinfer.model.experts import Experts
 from jaxinfer.model.sharding import split_experts
@@ -155,7 +158,7 @@ def test_a_mesh_of_one_axis_is_split_where_experts_are(alone):
             r"does not leave each expert's moe_intermediate_size \(17\) a multiple of 2; "
             "sizes that work with tensor_parallel_size 4: 4$",
         ),
-        ({"enable_expert_parallel": False, "expert_parallel_size": 2}, "add that, or leave it out"),
+        ({"enable_expert_parallel": False, "expert_parallel_size": 2}, "add that, or leave"),
         (
             {"tensor_parallel_size": 1, "data_parallel_size": 2},
             "over the devices of a replica, and each replica has one",
@@ -183,3 +186,116 @@ def test_what_cannot_be_is_refused_before_memory_is_taken(options, said):
     asked = {"tensor_parallel_size": 4, "enable_expert_parallel": True} | options
     with pytest.raises(ValueError, match=said):
         engine(params={"model": {"norm": None}}, **asked)
+
+
+def loads():
+    """Tokens of each expert, of one of the two layers: the first ones are hot."""
+    load = np.ones((2, 16), np.int64)
+    load[0] = 1000 // np.arange(1, 17)
+    return load
+
+
+def logical_experts(llm):
+    """The experts that the slots of the engine's tree hold, found by their weights."""
+    mlp = params_of(llm)["model"]["layers"]["0"]["mlp"]
+    plain = tiny_params(CONFIG)["model"]["layers"]["0"]["mlp"]["experts"]
+    found = []
+    for name, leaf in mlp["experts"].items():
+        wanted = {np.asarray(each).tobytes(): i for i, each in enumerate(plain[name])}
+        found.append([wanted[np.asarray(each).tobytes()] for each in leaf])
+    assert found[0] == found[1] == found[2]
+    return found[0], np.asarray(mlp["replicas"])
+
+
+@pytest.mark.parametrize(
+    ("name", "redundant"),
+    [("EP4xTP2", 4), pytest.param("EP2", 0, marks=pytest.mark.slow)],
+)
+def test_experts_move_and_no_token_changes(alone, name, redundant):
+    eplb = {"enable_eplb": True, "eplb_config": {"num_redundant_experts": redundant}}
+    with engine(**settings_of(name), **eplb) as llm:
+        assert_same(answers(llm), alone)
+        before, _ = logical_experts(llm)
+        found = llm.rebalance_experts(loads())
+        assert found.after < 1.1 < 1.4 < found.before
+        slots, table = logical_experts(llm)
+        assert found.num_moved == sum(a != b for a, b in zip(slots, before, strict=True))
+        assert len(slots) == 16 + redundant
+        assert sorted(set(slots)) == list(range(16))
+        for expert, (count, *places) in enumerate(table):
+            assert [slots[place] for place in places[:count]] == [expert] * count
+        again = llm.rebalance_experts(loads()[:1])
+        assert again.num_moved == 0
+        assert again.before == again.after == found.after
+        compiled = llm.num_compilations
+        assert_same(answers(llm), alone)
+        assert llm.num_compilations == compiled
+        llm.sleep(level=1)
+        with pytest.raises(RuntimeError, match=r"call wake_up\(\) first"):
+            llm.rebalance_experts(loads()[:, ::-1])
+        llm.wake_up()
+        assert_same(answers(llm), alone)
+        places = jax.tree.map(
+            lambda leaf: NamedSharding(leaf.sharding.mesh, leaf.sharding.spec), params_of(llm)
+        )
+        for layer in places["model"]["layers"].values():
+            layer["mlp"].pop("replicas", None)
+        llm.update_params(jax.device_put(tiny_params(CONFIG, seed=5), places))
+        assert answers(llm)[0] != alone[0]
+        given = jax.device_put(tiny_params(CONFIG), places)
+        llm.update_params(given)
+        assert_same(answers(llm), alone)
+        assert logical_experts(llm)[0] == slots
+        assert not any(leaf.is_deleted() for leaf in jax.tree.leaves(given))
+
+
+def test_what_cannot_be_moved_is_refused():
+    eplb = {"enable_eplb": True}
+    with engine(**settings_of("EP2"), **eplb) as llm:
+        for load, said in [
+            (None, "needs load"),
+            (np.ones((3, 16)), r"here \[1, 16\], got \[3, 16\]"),
+            (-np.ones((1, 16)), "from 0 up"),
+        ]:
+            with pytest.raises(ValueError, match=said):
+                llm.rebalance_experts(load)
+        llm.add_request("a", PROMPTS[0], GREEDY)
+        with pytest.raises(RuntimeError, match="between requests, and some are unfinished"):
+            llm.rebalance_experts(loads())
+        with pytest.raises(ValueError, match="without mapping; leave it out"):
+            llm.update_params(tiny_params(CONFIG), ParamsMapping.hugging_face(TINY_CONFIG))
+    with engine() as llm, pytest.raises(ValueError, match="with enable_eplb=True"):
+        llm.rebalance_experts(loads())
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"eplb_config": {"num_redundant_experts": 3}}, "a multiple of the 4 groups"),
+        (
+            {"eplb_config": {"step_interval": 3000}},
+            r"rebalance_experts\(load\) is called",
+        ),
+        ({"enable_eplb": False, "eplb_config": {}}, "eplb_config needs enable_eplb=True"),
+        ({"enable_expert_parallel": False}, "enable_eplb needs enable_expert_parallel=True"),
+        ({"expert_parallel_size": 1}, "and there is one group"),
+        ({"tensor_parallel_size": 2, "data_parallel_size": 2}, "of one replica, in one process"),
+    ],
+)
+def test_experts_that_cannot_be_moved_are_refused_at_start(options, said):
+    asked = {"tensor_parallel_size": 4, "enable_expert_parallel": True, "enable_eplb": True}
+    with pytest.raises(ValueError, match=said):
+        engine(**(asked | options))
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (16, "must be a dict such as"),
+        ({"num_redundant": 1}, "did you mean 'num_redundant_experts'"),
+        ({"num_redundant_experts": True}, "must be an integer"),
+    ],
+)
+def test_an_eplb_config_names_its_mistake(given, said):
+    with pytest.raises(TypeError, match=said):
+        EplbConfig.of(given)

@@ -45,9 +45,19 @@ def expert_block(
     k, is_normed = config.experts.experts_per_token, config.experts.norm_topk_prob
     chosen, weights = route(rows, mlp["gate"], k, normalize=is_normed)
     matrices = (mlp["experts"][name] for name in ("gate_proj", "up_proj", "down_proj"))
+    if "replicas" in mlp:
+        chosen = _slots(chosen, mlp["replicas"])
     chosen = _own(chosen, mlp["experts"]["gate_proj"].shape[0], context.axis)
     mixed = mixture(rows, chosen, weights, *matrices, is_token=_is_token(context))
     return ResidualStream(x), mixed.reshape(x.shape)
+
+
+def _slots(
+    chosen: Int32[Array, "T k"], replicas: Int32[Array, "X R_plus_2"]
+) -> Int32[Array, "T k"]:
+    """Where the chosen experts lie; tokens take an expert's replicas in turn, which are alike."""
+    turns = jnp.arange(chosen.shape[0], dtype=jnp.int32)[:, None] % replicas[chosen, 0]
+    return replicas[chosen, 1 + turns]
 
 
 def _own(chosen: Int32[Array, "T k"], num_own: int, axis: TensorAxis | None) -> Int32[Array, "T k"]:

@@ -1,5 +1,7 @@
 """Expert parallelism at start: the groups of devices that have whole experts, if any are wanted."""
 
+from collections.abc import Sequence
+
 from jax.sharding import Mesh
 
 from jaxinfer.config import EngineConfig
@@ -9,10 +11,12 @@ from jaxinfer.model.sharding import (
     EXPERT_AXIS,
     ShardingRules,
     num_expert_groups,
+    spans_processes,
     split_experts,
     tensor_parallel_size,
 )
 from jaxinfer.serving.replicas.meshes import num_replicas
+from jaxinfer.serving.runner.placed_experts import PlacedExperts
 
 
 def choose_expert_groups(
@@ -52,3 +56,21 @@ def choose_expert_groups(
             "rules=ShardingRules(experts=...), and both axes for all else"
         )
     return split_experts(mesh, rules, groups)
+
+
+def choose_slots(
+    config: EngineConfig, model_config: ModelConfig, meshes: Sequence[Mesh], rules: ShardingRules
+) -> PlacedExperts | None:
+    """Where experts lie that `config` lets move between devices; None if it does not.
+
+    Raises:
+        ValueError: there are several replicas or processes, or as `PlacedExperts`.
+    """
+    if not config.enable_eplb:
+        return None
+    if len(meshes) > 1 or spans_processes(meshes[0]):
+        raise ValueError(
+            "enable_eplb works in an engine of one replica, in one process; leave it out, or start "
+            "an engine for each"
+        )
+    return PlacedExperts(model_config, meshes[0], rules, config.redundant_experts)
