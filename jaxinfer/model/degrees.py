@@ -94,3 +94,21 @@ def check_expert_groups(config: Any, num_devices: int, num_groups: int | None) -
             f"tensor_parallel_size {num_devices}: {', '.join(works) or 'none'}"
         )
     return groups
+
+
+def check_redundant_experts(num_groups: int, num_redundant: int) -> None:
+    """Raise unless G groups of devices can move experts, and hold R more of them.
+
+    Raises:
+        ValueError: there is one group, or they can't have the same number of experts.
+    """
+    if num_groups == 1:
+        raise ValueError(
+            "enable_eplb moves experts between groups of devices that have whole ones, and there "
+            "is one group; raise tensor_parallel_size, or leave it out"
+        )
+    if num_redundant % num_groups:
+        raise ValueError(
+            f"eplb_config: num_redundant_experts must be a multiple of the {num_groups} groups "
+            f"that experts are split over, got {num_redundant}"
+        )

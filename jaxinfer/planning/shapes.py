@@ -7,7 +7,7 @@ from typing import Any
 
 from jaxinfer.config import EngineConfig, KVCacheDType
 from jaxinfer.model.config import ModelConfig
-from jaxinfer.model.degrees import check_expert_groups, indivisible
+from jaxinfer.model.degrees import check_expert_groups, check_redundant_experts, indivisible
 from jaxinfer.model.experts import Experts
 from jaxinfer.model.families.table import family_of
 from jaxinfer.model.layer_kind import ATTENTION_PROJECTIONS, MLP_PROJECTIONS, LayerKind
@@ -181,7 +181,11 @@ def expert_groups(shape: ModelShape, config: EngineConfig) -> int:
     """
     if not config.enable_expert_parallel:
         return 1
-    return check_expert_groups(shape, config.tensor_parallel_size, config.expert_parallel_size)
+    size, wanted = config.tensor_parallel_size, config.expert_parallel_size
+    groups = check_expert_groups(shape, size, wanted)
+    if config.enable_eplb:
+        check_redundant_experts(groups, config.redundant_experts)
+    return groups
 
 
 def shape_of(config: ModelConfig) -> ModelShape:

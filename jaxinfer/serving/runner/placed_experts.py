@@ -17,6 +17,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxinfer.model.checkpoint.parameter_names import flatten, unflatten
 from jaxinfer.model.config import ModelConfig
+from jaxinfer.model.degrees import check_redundant_experts
 from jaxinfer.model.expert_placement import in_order, replica_table
 from jaxinfer.model.sharding import ShardingRules, num_expert_groups
 from jaxinfer.serving.runner.device_params import check_like
@@ -42,7 +43,7 @@ class PlacedExperts:
         num_redundant: R.
 
     Raises:
-        ValueError: there are no groups of devices, or they can't have equal numbers of slots.
+        ValueError: as `check_redundant_experts`.
     """
 
     def __init__(
@@ -50,16 +51,7 @@ class PlacedExperts:
     ) -> None:
         assert config.experts is not None
         self.num_groups, self.num_redundant = num_expert_groups(mesh, rules), num_redundant
-        if self.num_groups == 1:
-            raise ValueError(
-                "enable_eplb moves experts between groups of devices that have whole ones, and "
-                "there is one group; raise tensor_parallel_size, or leave it out"
-            )
-        if num_redundant % self.num_groups:
-            raise ValueError(
-                f"eplb_config: num_redundant_experts must be a multiple of the {self.num_groups} "
-                f"groups that experts are split over, got {num_redundant}"
-            )
+        check_redundant_experts(self.num_groups, num_redundant)
         dense, self.num_experts = config.experts.dense_layers, config.experts.num_experts
         self.num_layers = config.num_hidden_layers
         self.layers = [i for i in range(self.num_layers) if i not in dense]
