@@ -7,7 +7,7 @@ import numpy as np
 
 from jaxinfer.model.expert_placement import balance, imbalance
 from jaxinfer.serving.handle import Handle
-from jaxinfer.serving.runner.placed_experts import PlacedExperts
+from jaxinfer.serving.runner.experts.placed_experts import MovedExperts, PlacedExperts
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,8 @@ class ExpertBalance:
 
         def move() -> None:
             driver.pauses.check_idle()
-            replica.runner.move_experts(placed, slots)
+            runner = replica.runner
+            runner.update_params(MovedExperts(placed, runner.weights.params, slots))
 
         driver.call(move)
         return RebalancedExperts(before, after, moved)

@@ -213,7 +213,8 @@ def logical_experts(llm):
 )
 def test_experts_move_and_no_token_changes(alone, name, redundant):
     eplb = {"enable_eplb": True, "eplb_config": {"num_redundant_experts": redundant}}
-    with engine(**settings_of(name), **eplb) as llm:
+    params = tiny_params(CONFIG)
+    with engine(params=params, **settings_of(name), **eplb) as llm:
         assert_same(answers(llm), alone)
         before, _ = logical_experts(llm)
         found = llm.rebalance_experts(loads())
@@ -231,6 +232,7 @@ def test_experts_move_and_no_token_changes(alone, name, redundant):
         assert_same(answers(llm), alone)
         assert llm.num_compilations == compiled
         llm.sleep(level=1)
+        assert not any(leaf.is_deleted() for leaf in jax.tree.leaves(params))
         with pytest.raises(RuntimeError, match=r"call wake_up\(\) first"):
             llm.rebalance_experts(loads()[:, ::-1])
         llm.wake_up()

@@ -26,7 +26,6 @@ from jaxinfer.serving.runner.draft_texts import draft_texts
 from jaxinfer.serving.runner.engine_plan import EnginePlan
 from jaxinfer.serving.runner.in_flight import InFlightStep, Launched, UnsampledStep, unsampled
 from jaxinfer.serving.runner.launch_thread import LaunchThread
-from jaxinfer.serving.runner.placed_experts import PlacedExperts
 from jaxinfer.serving.runner.runner_memory import RunnerMemory
 from jaxinfer.serving.runner.step_launcher import StepLauncher
 from jaxinfer.serving.runner.swap import HostBlocks
@@ -273,16 +272,6 @@ class Runner:
         """
         self._launches.wait()
         self.weights.update(params)
-        self._use_weights()
-
-    def move_experts(self, placed: PlacedExperts, slots: np.ndarray) -> None:
-        """Move experts to other slots, `[L, P]`; no step may be in flight.
-
-        Raises:
-            StepError: moving failed when some of the old weights were gone already.
-        """
-        self._launches.wait()
-        self.weights.move(lambda params: placed.moved(params, slots))
         self._use_weights()
 
     def sleep(self, *, keep_params: bool) -> None:

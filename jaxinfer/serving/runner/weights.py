@@ -1,6 +1,6 @@
 """The parameters of a runner: used, overwritten, or asleep in host memory."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -46,16 +46,6 @@ class Weights:
         else:
             check_like(params, self.wanted, placed=True)
             self._use(params, owned=False)
-
-    def move(self, change: Callable[[Mapping[str, Any]], Mapping[str, Any]]) -> None:
-        """Use the same parameters in other arrays; see `Runner.move_experts`."""
-        model, _ = _split(self.params)
-        try:
-            self._use(change(model), owned=self._owned)
-        except Exception as error:
-            if any(leaf.is_deleted() for leaf in jax.tree.leaves(model)):
-                raise StepError(f"the weights were lost while being moved: {error}") from error
-            raise
 
     def sleep(self, *, keep: bool) -> None:
         """Free their memory, if it is owned; with `keep`, a copy stays in host memory.

@@ -20,7 +20,7 @@ from jaxinfer.serving.constraints.constraint import ConstraintSource
 from jaxinfer.serving.engine.engine import Engine
 from jaxinfer.serving.replicas.started_replica import StartedReplica
 from jaxinfer.serving.runner.device_params import describe_params, place_params
-from jaxinfer.serving.runner.placed_experts import PlacedExperts
+from jaxinfer.serving.runner.experts.placed_experts import PlacedExperts
 from jaxinfer.serving.runner.runner import Runner
 from jaxinfer.serving.sampling.sampler import CustomSampler, LogitsProcessor
 from jaxinfer.serving.scheduler.block_pool import BlockPool

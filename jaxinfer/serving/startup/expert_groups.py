@@ -16,7 +16,7 @@ from jaxinfer.model.sharding import (
     tensor_parallel_size,
 )
 from jaxinfer.serving.replicas.meshes import num_replicas
-from jaxinfer.serving.runner.placed_experts import PlacedExperts
+from jaxinfer.serving.runner.experts.placed_experts import PlacedExperts
 
 
 def choose_expert_groups(

@@ -44,7 +44,7 @@ from jaxinfer.serving.replicas.meshes import split_mesh
 from jaxinfer.serving.replicas.started_replica import StartedReplica
 from jaxinfer.serving.requests.prompts import PromptReader
 from jaxinfer.serving.runner.device_params import given_dtype
-from jaxinfer.serving.runner.placed_experts import PlacedExperts
+from jaxinfer.serving.runner.experts.placed_experts import PlacedExperts
 from jaxinfer.serving.sampling.sampler import (
     check_logits_processor,
     check_sampler,

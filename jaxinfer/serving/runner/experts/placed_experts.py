@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from jaxinfer.errors import StepError
 from jaxinfer.model.checkpoint.parameter_names import flatten, unflatten
 from jaxinfer.model.config import ModelConfig
 from jaxinfer.model.degrees import check_redundant_experts
@@ -80,7 +81,7 @@ class PlacedExperts:
                 leaf.delete()
             return filled
 
-        placed = self._rebuilt(params, fill, self.slots, self.slots)
+        placed = self._rebuilt(params, fill, self.slots, self.slots, others=_same)
         return placed, jax.tree.map(_describe, placed)
 
     def written(self, params: Mapping[str, Any]) -> "PlacedParams":
@@ -97,11 +98,18 @@ class PlacedExperts:
         """The engine's tree of a model's own, which stays its owner's."""
         return self._rebuilt(params, self._take, self.slots, self.slots, others=_copy)
 
-    def moved(self, params: Mapping[str, Any], slots: np.ndarray) -> dict[str, Any]:
-        """The engine's tree with experts in other slots; the old arrays of experts are donated."""
-        places = [_places(*each) for each in zip(self.slots, slots, strict=True)]
+    def moved(self, params: Mapping[str, Any], slots: np.ndarray, *, owned: bool) -> dict[str, Any]:
+        """The engine's tree with experts in other slots, for which their old arrays are donated.
+
+        Args:
+            params: the engine's.
+            slots: `[L, P]`, as `balance` gives them.
+            owned: whether all else is the engine's, and need not be copied.
+        """
+        places = np.stack([_places(*each) for each in zip(self.slots, slots, strict=True)])
         move = functools.partial(self._take, donate=True)
-        moved = self._rebuilt(params, move, np.stack(places), slots)
+        others = _same if owned else _copy
+        moved = self._rebuilt(params, move, places, slots, others=others)
         self.slots = slots
         return moved
 
@@ -111,7 +119,7 @@ class PlacedExperts:
         change: Callable[[str, jax.Array, np.ndarray], jax.Array],
         places: np.ndarray,
         slots: np.ndarray,
-        others: Callable[[jax.Array], jax.Array] = lambda leaf: leaf,
+        others: Callable[[jax.Array], jax.Array],
     ) -> dict[str, Any]:
         """A tree with experts changed, by `places` of their layer, and with the tables of slots."""
         own, whole = dict(zip(self.layers, places, strict=True)), PartitionSpec()
@@ -135,7 +143,7 @@ class PlacedExperts:
 
 
 class PlacedParams:
-    """A model's own tree as a `ParamsWriter`, whose engine has experts in slots."""
+    """A model's own tree as a `ParamsWriter`, for an engine that has experts in slots."""
 
     def __init__(self, placed: PlacedExperts, params: Mapping[str, Any]) -> None:
         self._placed, self._params = placed, params
@@ -145,6 +153,36 @@ class PlacedParams:
     ) -> dict[str, Any]:
         """The engine's parameters, in new memory: the old ones are there until the next step."""
         return self._placed.copied(self._params)
+
+    def describe(self) -> dict[str, str]:
+        """Nothing: the engine is of one process."""
+        return {}
+
+
+class MovedExperts:
+    """The engine's own parameters with experts in other slots, as a `ParamsWriter`.
+
+    All of them are the engine's afterwards: of a caller's, all but the experts are copied.
+    """
+
+    def __init__(self, placed: PlacedExperts, params: Mapping[str, Any], slots: np.ndarray) -> None:
+        self._placed, self._params, self._slots = placed, params, slots
+
+    def write(
+        self, wanted: Mapping[str, Any], reusable: Mapping[str, Any] | None
+    ) -> dict[str, Any]:
+        """The engine's parameters; the old arrays of experts are gone.
+
+        Raises:
+            StepError: moving failed when some of them were.
+        """
+        model = {name: self._params[name] for name in wanted}
+        try:
+            return self._placed.moved(model, self._slots, owned=reusable is not None)
+        except Exception as error:
+            if any(leaf.is_deleted() for leaf in jax.tree.leaves(model)):
+                raise StepError(f"the weights were lost while being moved: {error}") from error
+            raise
 
     def describe(self) -> dict[str, str]:
         """Nothing: the engine is of one process."""
@@ -174,6 +212,10 @@ def _places(old: np.ndarray, new: np.ndarray) -> np.ndarray:
     """For each new slot a slot that has its expert now: the same one if it can be."""
     _, first = np.unique(old, return_index=True)
     return np.where(old == new, np.arange(len(old)), first[new])
+
+
+def _same(leaf: jax.Array) -> jax.Array:
+    return leaf
 
 
 def _copy(leaf: jax.Array) -> jax.Array:
