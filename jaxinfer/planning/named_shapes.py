@@ -70,7 +70,7 @@ NAMED_SHAPES = {
 SERVED_SHAPES = {
     name.removeprefix("Qwen3-").lower(): shape
     for name, shape in NAMED_SHAPES.items()
-    if shape.is_measured
+    if shape.model_type.startswith("qwen3")
 }
 """Shapes that can be filled with random weights, to measure speed; "8b" is Qwen3-8B."""
 _OWNERS = {"": "", "qwen": "qwen3", "meta-llama": "llama"}

@@ -1,9 +1,10 @@
-"""The shape of the bundled model and the two schedules it can be trained by."""
+"""The shapes of the bundled models and the two schedules they can be trained by."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from jaxinfer.model.config import ModelConfig
+from jaxinfer.model.experts import Experts
 
 MAX_POSITIONS = 4096
 
@@ -27,6 +28,11 @@ def model_config(vocab_size: int, eos_token_ids: tuple[int, ...], bos_token_id: 
     )
 
 
+def with_experts(dense: ModelConfig) -> ModelConfig:
+    """The same shape and size with experts, a quarter of whose parameters a token goes through."""
+    return replace(dense, model_type="qwen3_moe", experts=Experts(8, 2, 64))
+
+
 @dataclass(frozen=True)
 class Phase:
     """A number of optimizer steps on batches of one shape."""
@@ -34,6 +40,10 @@ class Phase:
     steps: int
     rows: int
     length: int
+
+    def shortened(self, share: float) -> "Phase":
+        """With this share of the steps, at least one."""
+        return replace(self, steps=max(1, round(self.steps * share)))
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""The training loop: AdamW on packed rows, through the same forward that serves."""
+"""The training loop: AdamW on packed rows, through the same layers that serve."""
 
 import functools
 import time
@@ -13,6 +13,7 @@ import optax
 from jaxinfer.model.architecture import init_params
 from jaxinfer.model.config import ModelConfig
 from jaxinfer.model.forward import forward
+from scripts.bundled_model.balance import BALANCE_WEIGHT, imbalance, logits_and_routers
 from scripts.bundled_model.config import Schedule
 from scripts.bundled_model.corpus import Example
 from scripts.bundled_model.packing import batches
@@ -29,8 +30,24 @@ def weighted_loss(
     params: Any, config: ModelConfig, token_ids: jax.Array, weights: jax.Array
 ) -> jax.Array:
     """Mean next-token loss in nats over the weighted tokens of int32 [rows, length]."""
-    logits = forward(params, config, token_ids)[:, :-1]
-    losses = optax.softmax_cross_entropy_with_integer_labels(logits, token_ids[:, 1:])
+    return _next_token_loss(forward(params, config, token_ids), token_ids, weights)
+
+
+def losses_of(
+    params: Any, config: ModelConfig, token_ids: jax.Array, weights: jax.Array
+) -> tuple[jax.Array, dict[str, jax.Array]]:
+    """What training lowers, and what it is made of: `weighted_loss`, and of experts `imbalance`."""
+    if config.experts is None:
+        loss = weighted_loss(params, config, token_ids, weights)
+        return loss, {"loss": loss}
+    logits, routers = logits_and_routers(params, config, token_ids)
+    loss = _next_token_loss(logits, token_ids, weights)
+    uneven = imbalance(routers, config.experts, weights.reshape(-1) > 0)
+    return loss + BALANCE_WEIGHT * uneven, {"loss": loss, "imbalance": uneven}
+
+
+def _next_token_loss(logits: jax.Array, token_ids: jax.Array, weights: jax.Array) -> jax.Array:
+    losses = optax.softmax_cross_entropy_with_integer_labels(logits[:, :-1], token_ids[:, 1:])
     return jnp.sum(losses * weights[:, 1:]) / jnp.sum(weights[:, 1:])
 
 
@@ -83,28 +100,28 @@ def train(
 
     @functools.partial(jax.jit, donate_argnums=(0, 1))
     def update(params: Any, state: Any, token_ids: jax.Array, weights: jax.Array) -> Any:
-        def loss_of(master: Any) -> jax.Array:
+        def loss_of(master: Any) -> tuple[jax.Array, dict[str, jax.Array]]:
             narrow = cast(master, schedule.compute_dtype)
-            return weighted_loss(narrow, config, token_ids, weights)
+            return losses_of(narrow, config, token_ids, weights)
 
-        loss, gradients = jax.value_and_grad(loss_of)(params)
+        gradients, losses = jax.grad(loss_of, has_aux=True)(params)
         updates, state = optimizer.update(gradients, state, params)
-        return optax.apply_updates(params, updates), state, loss
+        return optax.apply_updates(params, updates), state, losses
 
     params = init_params(config, jax.random.key(seed), jnp.float32)
     state = optimizer.init(params)
     started, tokens = time.monotonic(), 0
-    losses: list[jax.Array] = []
+    losses: list[dict[str, jax.Array]] = []
     for step, (token_ids, weights) in enumerate(batches_of(schedule, examples, pad_id, seed), 1):
         params, state, loss = update(params, state, token_ids, weights)
         losses.append(loss)
         tokens += token_ids.size
         if step % LOG_EVERY == 0 or step == schedule.num_steps:
-            mean = float(np.mean(jax.device_get(losses)))
+            means = _means(losses)
             losses.clear()
             seconds = time.monotonic() - started
             print(
-                f"step {step}/{schedule.num_steps}: loss {mean:.4f}, {seconds:.0f} s, "
+                f"step {step}/{schedule.num_steps}: {means}, {seconds:.0f} s, "
                 f"{tokens / seconds:,.0f} tokens/s",
                 flush=True,
             )
@@ -112,3 +129,9 @@ def train(
                 print(f"stopped early: {max_seconds:g} s are over", flush=True)
                 break
     return params
+
+
+def _means(losses: Sequence[dict[str, jax.Array]]) -> str:
+    fetched, names = jax.device_get(losses), ("loss", "imbalance")
+    means = {name: np.mean([each[name] for each in fetched]) for name in names if name in losses[0]}
+    return ", ".join(f"{name} {mean:.4f}" for name, mean in means.items())

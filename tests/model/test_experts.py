@@ -18,6 +18,7 @@ from jaxinfer.model.checkpoint.weights import load_params, save_params
 from jaxinfer.model.degrees import check_expert_groups, degrees
 from jaxinfer.model.experts import Experts
 from jaxinfer.model.families import qwen3_moe
+from jaxinfer.model.layers import decoder
 from jaxinfer.model.layers.context import LayerContext
 from jaxinfer.model.layers.experts import expert_block
 from jaxinfer.model.quantized.quantization import Quantization
@@ -110,20 +111,21 @@ def test_groups_of_devices_have_whole_experts():
 
 
 @pytest.mark.parametrize(("devices", "groups"), SPLITS)
-def test_shares_of_experts_add_up_to_all_of_them(devices, groups):
+def test_shares_of_experts_add_up_to_all_of_them(devices, groups, monkeypatch):
     """Padding, one row in five, goes through none on any device."""
     layer = tiny.params(EIGHT)["model"]["layers"]["0"]
     x = jnp.asarray(np.random.default_rng(1).normal(size=(40, 32)), jnp.float32)
     tokens = StepInputs(slot_mapping=jnp.arange(40) % 5 * 16)
     kind = qwen3_moe.layer_kinds(EIGHT)[0]
     context = LayerContext(EIGHT, kind, lambda *_: pytest.fail("attends"), tokens=tokens)
-    _, expected = expert_block(layer, ResidualStream(x), context)
+    expected = expert_block(layer, ResidualStream(x), context).summed() - x
     mesh, rules = split(devices, groups)
     axis = TensorAxis(rules.heads, experts=rules.experts)
+    monkeypatch.setattr(decoder, "sum_and_add", lambda share, *_: ResidualStream(share))
 
     def share(layer, x):
         own = dataclasses.replace(context, axis=axis)
-        return expert_block(layer, ResidualStream(x), own)[1][None]
+        return expert_block(layer, ResidualStream(x), own).summed()[None]
 
     specs = tiny.param_specs(EIGHT, mesh, rules)["model"]["layers"]["0"]
     whole, apart = PartitionSpec(), PartitionSpec(rules.heads)
@@ -277,8 +279,9 @@ def test_padding_of_a_step_goes_through_no_expert(params, rows):
         CONFIG, kind, lambda *_: pytest.fail("attends"), tokens=tokens, rows=rows
     )
     layer = params["model"]["layers"]["0"]
-    _, share = expert_block(layer, ResidualStream(x), context)
-    _, whole = expert_block(layer, ResidualStream(x), dataclasses.replace(context, tokens=None))
+    share = expert_block(layer, ResidualStream(x), context).summed() - x
+    whole = expert_block(layer, ResidualStream(x), dataclasses.replace(context, tokens=None))
+    whole = whole.summed() - x
     are_tokens = [0, 1, 3] if rows is None else [0, 2]
     assert np.flatnonzero(np.abs(share).max(-1)).tolist() == are_tokens
     np.testing.assert_array_equal(share[jnp.asarray(are_tokens)], whole[jnp.asarray(are_tokens)])

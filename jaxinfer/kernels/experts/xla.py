@@ -19,7 +19,7 @@ from jaxinfer.kernels.rounding import narrow, rounded
 
 # With fewer rows an expert, blocks of one row read little twice, and waste nothing.
 _FEW_ROWS_PER_EXPERT = 4
-_SMALLEST_BLOCK, _LARGEST_BLOCK = 16, 64
+_SMALLEST_BLOCK, _LARGE_BLOCK = 16, 64
 
 
 def route(
@@ -96,7 +96,7 @@ def expert_outputs(
         expert, slots = sorting.block(block)
         rows = _rows(hidden, slots // chosen.shape[1])
         made = _expert(rows, gate[expert], up[expert], down[expert])
-        return outputs.at[slots].set(made, mode="drop")
+        return outputs.at[slots].set(made, mode="drop", unique_indices=True)
 
     outputs = jnp.zeros((chosen.size, hidden.shape[1]), hidden.dtype)
     outputs = jax.lax.fori_loop(0, sorting.num_blocks, add_block, outputs)
@@ -123,7 +123,7 @@ def _backward(
         of_rows, *others = pull(_rows(flat, slots))
         of_slots, *of_matrices = sums
         return (
-            of_slots.at[slots].set(of_rows, mode="drop"),
+            of_slots.at[slots].set(of_rows, mode="drop", unique_indices=True),
             *(
                 total.at[expert].add(each.astype(total.dtype))
                 for total, each in zip(of_matrices, others, strict=True)
@@ -178,14 +178,15 @@ class _Sorting(NamedTuple):
         return self.ends[-1]
 
     def block(self, index: jax.Array) -> tuple[Int32[Array, ""], Int32[Array, " M"]]:
-        """Expert and slots of a block; places that have no row have a slot far beyond the last."""
+        """Expert and slots of a block, all different: those of no row are far beyond the last."""
         expert = jnp.sum(self.ends <= index, dtype=jnp.int32)
         start, end = self.starts[expert], self.starts[expert + 1]
         num_blocks = (end - start + self.rows - 1) // self.rows
         within = index - (self.ends[expert] - num_blocks)
-        places = start + within * self.rows + jnp.arange(self.rows, dtype=jnp.int32)
+        offsets = jnp.arange(self.rows, dtype=jnp.int32)
+        places = start + within * self.rows + offsets
         slots = self.order.at[places].get(mode="clip")
-        return expert, jnp.where(places < end, slots, jnp.iinfo(jnp.int32).max)
+        return expert, jnp.where(places < end, slots, jnp.iinfo(jnp.int32).max - offsets)
 
 
 def _sort(chosen: Int32[Array, "T k"], num_experts: int) -> _Sorting:
@@ -199,8 +200,14 @@ def _sort(chosen: Int32[Array, "T k"], num_experts: int) -> _Sorting:
 
 
 def _block_rows(num_slots: int, num_experts: int) -> int:
-    """M, by how many rows an expert has on average: about twice as many, a power of two."""
+    """M, a power of two, by how many rows an expert has on average.
+
+    With few about twice as many, so that most experts take one block; with many at most a quarter,
+    so that the loop has some tens of blocks and few places without a row.
+    """
     if num_slots < _FEW_ROWS_PER_EXPERT * num_experts:
         return 1
     twice = -(-2 * num_slots // num_experts)
-    return min(max(1 << (twice - 1).bit_length(), _SMALLEST_BLOCK), _LARGEST_BLOCK)
+    few = min(max(1 << (twice - 1).bit_length(), _SMALLEST_BLOCK), _LARGE_BLOCK)
+    quarter = max(num_slots // num_experts // 4, 1)
+    return max(few, 1 << (quarter.bit_length() - 1))

@@ -180,7 +180,7 @@ def norm_project(
         x, weights = residual.summed(), [linear.operand for linear in linears]
         inputs = linears[0].kernel_inputs(x, norm, eps)
         return ResidualStream(x), module.norm_project(*inputs, weights, eps=eps)
-    x, hidden = _add_norm(residual, norm, eps, kernels)
+    x, hidden = normed(residual, norm, eps, kernels)
     return ResidualStream(x), _project(hidden, linears, kernels)
 
 
@@ -210,7 +210,7 @@ def norm_gated(
         x = residual.summed()
         inputs, weights = gate.kernel_inputs(x, norm, eps), (gate.operand, up.operand)
         return ResidualStream(x), module.norm_gated(*inputs, *weights, eps=eps)
-    x, hidden = _add_norm(residual, norm, eps, kernels)
+    x, hidden = normed(residual, norm, eps, kernels)
     return ResidualStream(x), _gated(hidden, gate, up, kernels)
 
 
@@ -284,7 +284,7 @@ def add_sum(
 
 
 @jax.named_scope("norm")
-def _add_norm(
+def normed(
     residual: ResidualStream, norm: jax.Array, eps: float, kernels: Kernels
 ) -> tuple[jax.Array, jax.Array]:
     """The residual stream, summed, and its norm."""

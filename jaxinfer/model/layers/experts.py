@@ -6,16 +6,13 @@ it has some experts whole, or its share of some: nothing of others is computed, 
 brings all of a token's experts together.
 """
 
-import math
-
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int32
+from jaxtyping import Array, Bool, Int32
 
 from jaxinfer.kernels.collectives.tensor_axis import TensorAxis
-from jaxinfer.kernels.experts.xla import mixture, route
+from jaxinfer.kernels.experts.op import mix, mix_add, route
 from jaxinfer.kernels.matmul.op import ResidualStream
-from jaxinfer.kernels.norms.xla import rms_norm
 from jaxinfer.model.layers import decoder
 from jaxinfer.model.layers.context import LayerContext, Params
 
@@ -24,32 +21,48 @@ def decoder_layer(layer: Params, residual: ResidualStream, context: LayerContext
     """One block, attention and experts, or a dense MLP where its kind says so."""
     if not context.kind.experts:
         return decoder.decoder_layer(layer, residual, context)
-    residual, context = decoder.attention_and_output(layer, residual, context)
-    x, share = expert_block(layer, residual, context)
-    with jax.named_scope("mlp"):
-        return decoder.sum_and_add(share, None, x, context.axis, context.kernels)
+    # Of the wanted rows, too, experts are computed by the kernels given.
+    residual, _ = decoder.attention_and_output(layer, residual, context)
+    return expert_block(layer, residual, context)
 
 
 @jax.named_scope("mlp")
-def expert_block(
-    layer: Params, residual: ResidualStream, context: LayerContext
-) -> tuple[ResidualStream, Float[Array, "*batch E"]]:
-    """The residual stream, summed, and what the experts add to it: this device's share.
+def expert_block(layer: Params, residual: ResidualStream, context: LayerContext) -> ResidualStream:
+    """The residual stream with the experts' sum added to it.
 
     Padding tokens go through no expert; nothing is added to them.
     """
-    mlp, config, x = layer["mlp"], context.config, residual.summed()
-    assert config.experts is not None
-    hidden = rms_norm(x, layer["post_attention_layernorm"], config.rms_norm_eps)
-    rows = hidden.reshape(math.prod(x.shape[:-1]), x.shape[-1])
-    k, is_normed = config.experts.experts_per_token, config.experts.norm_topk_prob
-    chosen, weights = route(rows, mlp["gate"], k, normalize=is_normed)
-    matrices = (mlp["experts"][name] for name in ("gate_proj", "up_proj", "down_proj"))
+    mlp, norm, kernels = layer["mlp"], layer["post_attention_layernorm"], context.kernels
+    config, eps = context.config.experts, context.config.rms_norm_eps
+    assert config is not None
+    routed = route(
+        residual,
+        norm,
+        mlp["gate"],
+        config.experts_per_token,
+        normalize=config.norm_topk_prob,
+        eps=eps,
+        kernels=kernels,
+    )
+    is_token = _is_token(context)
+    if context.tap is not None:
+        context.tap("router", routed.hidden)
+    matrices = [mlp["experts"][name] for name in ("gate_proj", "up_proj", "down_proj")]
+    if context.axis is None:
+        return mix_add(routed, norm, matrices, is_token=is_token, eps=eps, kernels=kernels)
     if "replicas" in mlp:
-        chosen = _slots(chosen, mlp["replicas"])
-    chosen = _own(chosen, mlp["experts"]["gate_proj"].shape[0], context.axis)
-    mixed = mixture(rows, chosen, weights, *matrices, is_token=_is_token(context))
-    return ResidualStream(x), mixed.reshape(x.shape)
+        routed = routed._replace(chosen=_slots(routed.chosen, mlp["replicas"]))
+    share = mix(
+        routed._replace(chosen=_own(routed.chosen, len(matrices[0]), context.axis)),
+        norm,
+        matrices,
+        is_token=is_token,
+        eps=eps,
+        kernels=kernels,
+        lacks_some=context.axis.experts is not None,
+    )
+    stream = ResidualStream(routed.x)
+    return decoder.sum_and_add(share, None, stream, context.axis, kernels)
 
 
 def _slots(
@@ -60,9 +73,9 @@ def _slots(
     return replicas[chosen, 1 + turns]
 
 
-def _own(chosen: Int32[Array, "T k"], num_own: int, axis: TensorAxis | None) -> Int32[Array, "T k"]:
+def _own(chosen: Int32[Array, "T k"], num_own: int, axis: TensorAxis) -> Int32[Array, "T k"]:
     """The chosen experts by their places on this device; `num_own`, no place, for all others."""
-    if axis is None or axis.experts is None:
+    if axis.experts is None:
         return chosen
     own = chosen - jax.lax.axis_index(axis.experts) * num_own
     return jnp.where((own >= 0) & (own < num_own), own, num_own)

@@ -54,15 +54,24 @@ def dense(hidden, chosen, weights, gate, up, down):
     return jnp.sum(picked * weights[:, :, None], axis=1)
 
 
-# Blocks of one row, of 16, and of more than an expert has.
-@pytest.mark.parametrize("num_tokens", [1, 5, 8, 40, 150])
+# Blocks of one row, of 16, of more than an expert has, and of a quarter of what one has.
+@pytest.mark.parametrize("num_tokens", [1, 5, 8, 40, 150, 1200])
 def test_a_mixture_is_the_weighted_sum_of_each_tokens_experts(num_tokens):
     inputs = (*batch(num_tokens), *matrices())
     np.testing.assert_allclose(jax.jit(mixture)(*inputs), one_by_one(*inputs), rtol=1e-4, atol=1e-4)
 
 
 def test_blocks_of_one_row_and_of_many_are_tried():
-    assert [_block_rows(tokens * K, X) for tokens in (1, 5, 8, 40, 150)] == [1, 1, 16, 64, 64]
+    rows = [_block_rows(tokens * K, X) for tokens in (1, 5, 8, 40, 150, 1200)]
+    assert rows == [1, 1, 16, 64, 64, 128]
+
+
+def test_blocks_of_long_batches_are_few_and_mostly_full():
+    """A step of training has 65,536 slots; a loop over blocks of 64 rows would take a second."""
+    for num_slots, num_experts in ((65_536, 8), (16_384, 8), (262_144, 128)):
+        rows = _block_rows(num_slots, num_experts)
+        assert num_slots // rows <= 8 * num_experts
+        assert rows <= num_slots // num_experts // 4
 
 
 @pytest.mark.parametrize("num_tokens", [5, 24, 150])
@@ -121,6 +130,7 @@ def test_a_block_is_of_one_expert_and_all_slots_are_in_one():
         own = np.asarray(slots)[np.asarray(slots) < chosen.size]
         assert own.size
         np.testing.assert_array_equal(np.asarray(chosen).reshape(-1)[own], expert)
+        assert len(np.unique(slots)) == len(slots)  # as scatters are told
         seen += own.tolist()
     assert sorted(seen) == list(range(chosen.size))
 
@@ -138,7 +148,7 @@ def test_no_operand_is_as_large_as_all_rows_times_all_experts():
     )
 
 
-@pytest.mark.parametrize("num_tokens", [5, 24])
+@pytest.mark.parametrize("num_tokens", [5, 24, 1200])
 def test_gradients_are_those_of_a_dense_sum(num_tokens):
     hidden, chosen, weights = batch(num_tokens)
     target = jnp.asarray(np.random.default_rng(4).normal(size=(num_tokens, E)), jnp.float32)

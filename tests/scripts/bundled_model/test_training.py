@@ -86,6 +86,9 @@ def test_phases_follow_each_other_with_their_own_batch_shapes():
 def test_the_schedule_follows_the_device_and_the_flags_shorten_it(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("sys.argv", ["bundled_model"])
     assert choose_schedule(parse_arguments()) == SCHEDULES["cpu"]
+    monkeypatch.setattr("sys.argv", ["bundled_model", "--schedule", "gpu", "--share", "0.5"])
+    half = choose_schedule(parse_arguments())
+    assert [phase.steps for phase in half.phases] == [1300, 100, 300]
     flags = ["--schedule", "gpu", "--steps", "50", "--items", "7", "--questions", "0"]
     monkeypatch.setattr("sys.argv", ["bundled_model", *flags])
     short = choose_schedule(parse_arguments())

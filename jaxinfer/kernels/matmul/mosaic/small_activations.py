@@ -24,7 +24,7 @@ type Asked = tuple[list[jax.Array], list[jax.Array]]
 
 
 def ask_for_piece(
-    p: Plan, x: Ref, norm: Any, start: Scalar, size: int, layout: RegisterLayout
+    p: Plan, x: Ref, norm: Any, start: Scalar | int, size: int, layout: RegisterLayout
 ) -> Asked:
     """Loads columns `start` to `start + size` of x's rows and of the norm's weight, if any."""
     columns = pl.ds(start, size)

@@ -1,0 +1,358 @@
+"""Products of rows with the matrices of their experts, in one launch for all experts.
+
+Rows lie in the order of their experts (`groups.py`) and are cut into tiles of one expert each, a
+list of which the kernel reads: so nothing that nobody chose is read or multiplied.
+
+* `project`: `x @ weight[expert].T`;
+* `gated`: `silu(x @ gate[expert].T) * (x @ up[expert].T)`, half of a tile from each matrix.
+
+Persistent blocks walk over tiles of 64 or 128 rows by 256 features, all features of some rows at
+the same time, so that the L2 holds what they read. A producer warpgroup streams both operands
+through shared memory (TMA), also of the next tile while the results of this one are stored. A tile
+that reaches beyond its expert's rows multiplies those of the next one, too, and stores its own
+alone. A row's sums depend on no other row: each is added up in the order of the contraction.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import mosaic_gpu as plgpu
+from jaxtyping import Array, Float
+
+from jaxinfer.kernels.constants import MULTIPROCESSORS
+from jaxinfer.kernels.experts.groups import ALIGNMENT, Tiles
+from jaxinfer.kernels.experts.mosaic.grouped_plan import (
+    CHUNK,
+    COLUMNS,
+    ROWS,
+    SHARED_BYTES,
+    GroupedConfig,
+    choose,
+    tile_rows,
+)
+from jaxinfer.kernels.mosaic.pages import SWIZZLED, Ref, Scalar, on_warps
+from jaxinfer.kernels.mosaic.rows import store_anyhow
+
+_REGISTERS = {1: (232, 40), 2: (232, 40)}  # of a thread of a consumer and of the producer
+
+__all__ = ["gated", "project", "supports", "tile_rows"]
+
+
+def supports(dtype: jax.typing.DTypeLike, matrices: Sequence[jax.Array]) -> bool:
+    """Whether rows of a dtype can be multiplied with these matrices ``[X, O, I]``."""
+    are_whole = all(size % CHUNK == 0 for each in matrices for size in each.shape[1:])
+    return are_whole and all(each.dtype == dtype == jnp.bfloat16 for each in matrices)
+
+
+def project(
+    x: Float[Array, "P I"],
+    weight: Float[Array, "X O I"],
+    tiles: Tiles,
+    rows: int,
+    *,
+    config: GroupedConfig | None = None,
+) -> Float[Array, "P O"]:
+    """`x @ weight[expert].T` for the rows of every tile; other rows hold anything.
+
+    Args:
+        x: rows by expert, bfloat16; P a multiple of 8.
+        weight: of each expert, in x's dtype; O and I multiples of 64.
+        tiles: of at most `rows` rows each.
+        rows: 64 or 128.
+
+    Raises:
+        ValueError: sizes or a dtype that the kernel can't load, or `config` does not fit.
+    """
+    return _run(x, (weight,), tiles, rows, config)
+
+
+def gated(
+    x: Float[Array, "P I"],
+    gate: Float[Array, "X F I"],
+    up: Float[Array, "X F I"],
+    tiles: Tiles,
+    rows: int,
+    *,
+    config: GroupedConfig | None = None,
+) -> Float[Array, "P F"]:
+    """`silu(x @ gate[expert].T) * (x @ up[expert].T)`, rounded once; limits as of `project`."""
+    return _run(x, (gate, up), tiles, rows, config)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Problem:
+    """Everything static about one launch."""
+
+    P: int
+    size: int  # I, the contraction
+    outputs: int  # features of one matrix
+    matrices: int  # that one block reads: 2 for gate and up
+    dtype: jnp.dtype
+    config: GroupedConfig
+
+    def check(self) -> None:
+        """Raises ValueError where the kernel cannot be built."""
+        c = self.config
+        sizes = c.consumers not in _REGISTERS or c.stages < 2 or c.columns > COLUMNS
+        whole = self.P % ALIGNMENT == 0 == self.size % CHUNK and self.outputs % CHUNK == 0
+        cut = self.features % CHUNK == 0 == c.rows // 8 % c.share_rows
+        if sizes or not (whole and cut) or self.shared_bytes > SHARED_BYTES:
+            raise ValueError(f"{c} does not fit {self.dtype}, P {self.P}, outputs {self.outputs}")
+        if self.dtype != jnp.bfloat16:
+            raise ValueError(f"grouped products take bfloat16, not {self.dtype}")
+
+    @property
+    def shared_bytes(self) -> int:
+        """Shared memory of a block, without barriers."""
+        stage = (self.config.rows + self.config.columns) * CHUNK
+        return 2 * (self.config.stages * stage + self.config.rows * self.features)
+
+    @property
+    def steps(self) -> int:
+        """Chunks of the contraction."""
+        return self.size // CHUNK
+
+    @property
+    def features(self) -> int:
+        """Outputs of a tile."""
+        return self.config.columns // self.matrices
+
+    @property
+    def columns(self) -> int:
+        """Tiles of a whole cluster along features."""
+        return -(-self.outputs // (self.features * self.config.share_rows))
+
+    @property
+    def cluster(self) -> tuple[str, ...]:
+        """The axis along which blocks share their rows, if they do."""
+        return ("column",) if self.config.share_rows > 1 else ()
+
+    @property
+    def clusters(self) -> int:
+        """How many run at once."""
+        return MULTIPROCESSORS // self.config.share_rows
+
+
+class _Stages(NamedTuple):
+    """Chunks of the contraction in shared memory, and their barriers."""
+
+    x: Ref  # [stages, rows, CHUNK]
+    w: Ref  # [stages, columns, CHUNK], matrices one after the other
+    filled: Any
+    free: Any
+
+
+@dataclasses.dataclass(frozen=True)
+class _Walk:
+    """The tiles of one block."""
+
+    p: _Problem
+    tiles: Any  # references of a `Tiles`
+
+    @property
+    def count(self) -> Scalar:
+        """How many are this block's."""
+        left = self.tiles.total[0] * self.p.columns - lax.axis_index("cluster")
+        return (left + self.p.clusters - 1) // self.p.clusters
+
+    def at(self, index: Scalar) -> tuple[Scalar, Scalar]:
+        """Number of the tile of rows, and the first feature."""
+        number = lax.axis_index("cluster") + index * self.p.clusters
+        column = lax.rem(number, jnp.int32(self.p.columns)) * self.p.config.share_rows
+        if self.p.cluster:
+            column = column + lax.axis_index("column")
+        return lax.div(number, jnp.int32(self.p.columns)), column * self.p.features
+
+    def each(self, do: Callable[[Scalar, Scalar, Scalar], None]) -> None:
+        """Calls `do(index, tile of rows, feature)` for one after the other."""
+
+        def one(index: Scalar, _: None) -> None:
+            do(index, *self.at(index))
+
+        lax.fori_loop(0, self.count, one, None)
+
+
+def _run(x, weights, tiles, rows, config):
+    P, size = x.shape
+    outputs = weights[0].shape[1]
+    config = config or choose(rows, outputs, len(weights))
+    p = _Problem(P, size, outputs, len(weights), jnp.dtype(x.dtype), config)
+    p.check()
+    if config.rows != rows:
+        raise ValueError(f"{config} does not fit tiles of {rows} rows")
+    return _launch(p)(*tiles, x, *weights)
+
+
+def _launch(p: _Problem) -> Callable[..., jax.Array]:
+    c = p.config
+    free = plgpu.Barrier(num_arrivals=c.consumers, num_barriers=c.stages)
+    if p.cluster:  # A slot is free when no block that it was filled for reads it.
+        free = plgpu.ClusterBarrier(
+            collective_axes=p.cluster, num_arrivals=c.consumers, num_barriers=c.stages
+        )
+    stages = _Stages(
+        x=plgpu.SMEM((c.stages, c.rows, CHUNK), p.dtype, transforms=SWIZZLED),
+        w=plgpu.SMEM((c.stages, c.columns, CHUNK), p.dtype, transforms=SWIZZLED),
+        filled=plgpu.Barrier(num_arrivals=1 + p.matrices, num_barriers=c.stages),
+        free=free,
+    )
+    out = plgpu.SMEM((c.consumers, ROWS, p.features), p.dtype, transforms=SWIZZLED)
+    return plgpu.kernel(
+        functools.partial(_block, p),
+        out_type=jax.ShapeDtypeStruct((p.P, p.outputs), p.dtype),
+        grid=(p.clusters,),
+        grid_names=("cluster",),
+        cluster=(c.share_rows,) if p.cluster else (),
+        cluster_names=p.cluster,
+        num_threads=c.consumers + 1,
+        thread_name="warpgroup",
+        scratch_types={"ring": stages, "o_smem": out},
+        compiler_params=plgpu.CompilerParams(approx_math=True),
+        kernel_name="experts_gated" if p.matrices == 2 else "experts_project",
+    )
+
+
+def _block(p: _Problem, count, experts, firsts, ends, x, *refs, ring, o_smem):
+    weights, out = refs[:-1], refs[-1]
+    walk = _Walk(p, Tiles(count, experts, firsts, ends))
+    consumer = lax.axis_index("warpgroup")
+
+    @pl.when(consumer == p.config.consumers)
+    def _produce():
+        plgpu.set_max_registers(_REGISTERS[p.config.consumers][1], action="decrease")
+        on_warps(
+            lambda: _stream_weights(walk, weights, ring),
+            lambda: _stream_rows(walk, x, ring),
+        )
+
+    @pl.when(consumer < p.config.consumers)
+    def _consume():
+        plgpu.set_max_registers(_REGISTERS[p.config.consumers][0], action="increase")
+        walk.each(functools.partial(_compute, walk, consumer, ring, o_smem.at[consumer], out))
+        plgpu.wait_smem_to_gmem(0)
+
+
+def _stream(
+    walk: _Walk, ring: _Stages, copier: Callable[[Scalar, Scalar], Callable[[Scalar, Any], None]]
+) -> None:
+    """Producer warp: `copier(tile, feature)(slot, columns)` for every chunk, in a free stage."""
+    p = walk.p
+
+    def tile(index: Scalar, tile: Scalar, feature: Scalar) -> None:
+        copy = copier(tile, feature)
+
+        def one(chunk: Scalar, _: None) -> None:
+            step = index * p.steps + chunk
+            slot = lax.rem(step, jnp.int32(p.config.stages))
+            pl.when(step >= p.config.stages)(lambda: plgpu.barrier_wait(ring.free.at[slot]))
+            copy(slot, pl.ds(chunk * CHUNK, CHUNK))
+
+        lax.fori_loop(0, p.steps, one, None)
+
+    walk.each(tile)
+
+
+def _stream_weights(walk: _Walk, weights: tuple[Ref, ...], ring: _Stages) -> None:
+    p = walk.p
+
+    def copier(tile, feature):
+        expert = walk.tiles.experts[tile]
+
+        def copy(slot, columns):
+            for matrix, weight in enumerate(weights):
+                plgpu.copy_gmem_to_smem(
+                    weight.at[expert, pl.ds(feature, p.features), columns],
+                    ring.w.at[slot, pl.ds(matrix * p.features, p.features)],
+                    ring.filled.at[slot],
+                )
+
+        return copy
+
+    _stream(walk, ring, copier)
+
+
+def _stream_rows(walk: _Walk, x: Ref, ring: _Stages) -> None:
+    p = walk.p
+
+    def copier(tile, feature):
+        del feature
+        rows = pl.ds(walk.tiles.firsts[tile] * ALIGNMENT, p.config.rows)
+
+        def copy(slot, columns):
+            plgpu.copy_gmem_to_smem(
+                x.at[rows, columns],
+                ring.x.at[slot],
+                ring.filled.at[slot],
+                collective_axes="column" if p.cluster else None,
+            )
+
+        return copy
+
+    _stream(walk, ring, copier)
+
+
+def _compute(walk, consumer, ring, own, out, index, tile, feature):
+    """One tile of a consumer: its sums, and of those the expert's own rows written."""
+    p = walk.p
+    first = walk.tiles.firsts[tile] * ALIGNMENT + consumer * ROWS
+    end = walk.tiles.ends[tile] * ALIGNMENT
+    # So many chunks from here on, stages are filled again.
+    left = (walk.count - index) * p.steps - p.config.stages
+    sums = _multiply(p, index, left, consumer, ring)
+    result = sums[:, : p.features]
+    if p.matrices == 2:
+        result = result / (1.0 + jnp.exp(-result)) * sums[:, p.features :]
+    plgpu.wait_smem_to_gmem(0, wait_read_only=True)
+    store_anyhow(own, result.astype(p.dtype))
+    plgpu.commit_smem()
+    columns = pl.ds(feature, p.features)
+    is_whole = first + ROWS <= end
+
+    @pl.when(is_whole)
+    def _write():
+        plgpu.copy_smem_to_gmem(own, out.at[pl.ds(first, ROWS), columns])
+
+    for row in range(0, ROWS, ALIGNMENT):
+
+        @pl.when(jnp.logical_not(is_whole) & (first + row < end))
+        def _write_some(row=row):
+            some = pl.ds(row, ALIGNMENT)
+            plgpu.copy_smem_to_gmem(own.at[some], out.at[pl.ds(first + row, ALIGNMENT), columns])
+
+
+def _multiply(p: _Problem, index: Scalar, left: Scalar, consumer: Scalar, ring: _Stages):
+    """A consumer's sums ``[ROWS, columns]`` of a tile.
+
+    Args:
+        left: chunks after which no stage is filled again.
+    """
+    stages = jnp.int32(p.config.stages)
+
+    def products(sums):
+        def free(chunk):
+            # Only where a block waits for it: other blocks of the cluster may have ended.
+            slot = lax.rem(index * p.steps + chunk, stages)
+            pl.when(chunk < left)(lambda: plgpu.barrier_arrive(ring.free.at[slot]))
+
+        def one(chunk, _):
+            slot = lax.rem(index * p.steps + chunk, stages)
+            plgpu.barrier_wait(ring.filled.at[slot])
+            rows = ring.x.at[slot, pl.ds(consumer * ROWS, ROWS)]
+            plgpu.wgmma(sums, rows, ring.w.at[slot].transpose((1, 0)))
+            plgpu.wgmma_wait(1)  # The last chunk's products are done.
+            pl.when(chunk > 0)(lambda: free(chunk - 1))
+
+        lax.fori_loop(0, p.steps, one, None)
+        plgpu.wgmma_wait(0)
+        free(jnp.int32(p.steps - 1))
+        return sums[...]
+
+    return pl.run_scoped(products, plgpu.ACC((ROWS, p.config.columns), jnp.float32))

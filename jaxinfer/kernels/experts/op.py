@@ -1,0 +1,188 @@
+"""Experts of a layer: a norm, a router's choice, and the weighted sum of what it chose.
+
+The kernels of `mosaic/` compute both where they can; `xla.py` is every platform's path. All add a
+token's experts up in a fixed order, so that other tokens change nothing of it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from types import ModuleType
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int32
+
+from jaxinfer.kernels.experts import xla
+from jaxinfer.kernels.experts.groups import group
+from jaxinfer.kernels.implementations import Op, module_of
+from jaxinfer.kernels.matmul.op import Linear, ResidualStream, add, norm_project, normed
+from jaxinfer.kernels.policy import XLA, Kernels
+from jaxinfer.kernels.rounding import narrow
+
+type Matrices = Sequence[jax.Array]
+"""Gate and up ``[X, F, E]`` and down ``[X, E, F]`` of all experts; or a device's share of F, or its
+own experts."""
+
+
+class Routed(NamedTuple):
+    """Tokens with their experts.
+
+    Attributes:
+        x: the residual stream ``[*batch, E]``, summed.
+        hidden: its norm, by rows.
+        chosen: the experts of each; X stands for none.
+        weights: theirs; float32 or in the dtype of x, in which they are rounded.
+        padded: the same, in float32 with a column a row, where a kernel made them.
+    """
+
+    x: Float[Array, "*batch E"]
+    hidden: Float[Array, "T E"]
+    chosen: Int32[Array, "T k"]
+    weights: Float[Array, "T k"]
+    padded: Float[Array, "k P"] | None = None
+
+
+def route(
+    residual: ResidualStream,
+    norm: Float[Array, " E"],
+    router: Float[Array, "X E"],
+    num_chosen: int,
+    *,
+    normalize: bool,
+    eps: float,
+    kernels: Kernels = XLA,
+) -> Routed:
+    """The experts of each token, by the softmax over all of them, and their weights.
+
+    Logits and weights are rounded to the dtype of the residual stream, where Hugging Face's models
+    round them; the softmax is float32.
+
+    Args:
+        residual: the stream, whose norm the router and the experts read.
+        norm: weight of the RMSNorm.
+        router: its weight.
+        num_chosen: k, at most X.
+        normalize: weights of a token are divided by their sum.
+        eps: of the norm.
+        kernels: the policy.
+    """
+    x, hidden = normed(residual, norm, eps, kernels)
+    hidden = hidden.reshape(math.prod(x.shape[:-1]), x.shape[-1])
+    choose = _module(kernels, x, "choose_experts")
+    if choose is None or not choose.supports(len(router), num_chosen):
+        chosen, weights = xla.route(hidden, router, num_chosen, normalize=normalize)
+        return Routed(x, hidden, chosen, weights)
+    # With few rows, of a kernel that has the norm in it: then nothing reads `hidden`.
+    _, (logits,) = norm_project(ResidualStream(x), norm, [Linear(router)], eps=eps, kernels=kernels)
+    chosen, weights = choose.choose(logits, num_chosen, normalize=normalize)
+    return Routed(x, hidden, chosen.T, weights[:, : len(hidden)].T, weights)
+
+
+def mix_add(
+    routed: Routed,
+    norm: Float[Array, " E"],
+    matrices: Matrices,
+    *,
+    is_token: Bool[Array, " T"] | None = None,
+    eps: float,
+    kernels: Kernels = XLA,
+) -> ResidualStream:
+    """The residual stream with the weighted sum of each token's experts added to it.
+
+    Args:
+        routed: of `route`.
+        norm: the one given to it.
+        matrices: of all experts.
+        is_token: False for padding, which goes through no expert.
+        eps: of the norm.
+        kernels: the policy.
+    """
+    x = routed.x
+    if few := _few_rows(kernels, x, matrices):
+        return ResidualStream(_of_few_rows(few, routed, norm, matrices, is_token, eps, residual=x))
+    return add(ResidualStream(x), _of_rows(routed, matrices, is_token, kernels), kernels=kernels)
+
+
+def mix(
+    routed: Routed,
+    norm: Float[Array, " E"],
+    matrices: Matrices,
+    *,
+    is_token: Bool[Array, " T"] | None = None,
+    eps: float,
+    kernels: Kernels = XLA,
+    lacks_some: bool = False,
+) -> Float[Array, "*batch E"]:
+    """One device's part of what `mix_add` adds; its arguments, and further ones.
+
+    Args:
+        lacks_some: other devices may have experts that were chosen.
+    """
+    if few := _few_rows(kernels, routed.x, matrices):
+        return _of_few_rows(few, routed, norm, matrices, is_token, eps, lacks_some=lacks_some)
+    return _of_rows(routed, matrices, is_token, kernels)
+
+
+def _of_few_rows(
+    few: ModuleType,
+    routed: Routed,
+    norm: jax.Array,
+    matrices: Matrices,
+    is_token: jax.Array | None,
+    eps: float,
+    *,
+    lacks_some: bool = False,
+    residual: jax.Array | None = None,
+) -> Float[Array, "T E"]:
+    gate, up, down = matrices
+    chosen, rows = routed.chosen, len(routed.x)
+    if rows == 1 and routed.padded is not None and not lacks_some:
+        k = chosen.shape[1]
+        listed = few.Listed(jnp.full(1, k, jnp.int32), chosen.reshape(k), routed.padded)
+    else:
+        listed = few.list_experts(
+            _of_tokens(chosen, is_token, len(gate)), routed.weights, len(gate)
+        )
+    inner = few.gated(routed.x, norm, gate, up, listed, eps=eps)
+    return few.project_add(inner, down, listed, rows, residual)
+
+
+def _of_rows(
+    routed: Routed, matrices: Matrices, is_token: jax.Array | None, kernels: Kernels
+) -> Float[Array, "*batch E"]:
+    x, hidden, chosen, weights, _ = routed
+    grouped, (gate, up, down) = _grouped(kernels, x, matrices), matrices
+    if grouped is None:
+        mixed = xla.mixture(hidden, chosen, weights, gate, up, down, is_token=is_token)
+        return mixed.reshape(x.shape)
+    rows = grouped.tile_rows(chosen.size, len(gate))
+    groups = group(_of_tokens(chosen, is_token, len(gate)), len(gate), rows)
+    inner = grouped.gated(groups.spread(hidden), gate, up, groups.tiles, rows)
+    outputs = grouped.project(inner, down, groups.tiles, rows)
+    return narrow(groups.combine(outputs, weights), x.dtype)
+
+
+def _of_tokens(
+    chosen: Int32[Array, "T k"], is_token: Bool[Array, " T"] | None, num_experts: int
+) -> Int32[Array, "T k"]:
+    """The experts of tokens, and none of padding."""
+    return chosen if is_token is None else jnp.where(is_token[:, None], chosen, num_experts)
+
+
+def _few_rows(kernels: Kernels, x: jax.Array, matrices: Matrices) -> ModuleType | None:
+    """The kernels of few rows, if they take these."""
+    few = _module(kernels, x, "few_experts")
+    return few if few and few.supports(len(x), matrices[0].shape, x.dtype) else None
+
+
+def _grouped(kernels: Kernels, x: jax.Array, matrices: Matrices) -> ModuleType | None:
+    """The kernels of groups, if they take these."""
+    grouped = _module(kernels, x, "grouped_experts")
+    return grouped if grouped and grouped.supports(x.dtype, matrices) else None
+
+
+def _module(kernels: Kernels, x: jax.Array, op: Op) -> ModuleType | None:
+    return module_of("mosaic", op) if kernels.backend == "mosaic" and x.ndim == 2 else None
