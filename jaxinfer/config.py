@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 
 from jaxinfer.checks import check_flag, check_integer, check_real, instead_of_vllm, show
+from jaxinfer.eplb_config import EplbConfig
 from jaxinfer.sampling_params import FreeLogprobs
 from jaxinfer.speculative_config import SpeculativeConfig
 
@@ -40,6 +41,7 @@ _RANGES: Mapping[str, tuple[float, float]] = {
     "swap_space": (0.0, 1e6),
     "tensor_parallel_size": (1, 4096),
     "data_parallel_size": (1, 4096),
+    "expert_parallel_size": (1, 4096),
     "num_decode_steps": (1, 1024),
     "device_timeout": (0.0, 1e6),
 }
@@ -141,6 +143,15 @@ class EngineConfig:
         tensor_parallel_size: devices the model is spread over.
         data_parallel_size: replicas of the model, each on `tensor_parallel_size` devices of its
             own, behind one queue; sizes and limits here are per replica.
+        enable_expert_parallel: split experts whole over the devices of `tensor_parallel_size`, and
+            not the width of each; all else of a model with experts is split as without.
+        expert_parallel_size: groups of these devices that have experts of their own, whose width
+            the devices of a group share; needs `enable_expert_parallel`. None is a group of each
+            device.
+        enable_eplb: let `LLM.rebalance_experts` move experts between these groups, by their load;
+            needs `enable_expert_parallel`.
+        eplb_config: an `EplbConfig`, or a dictionary of its field, {"num_redundant_experts": 16}:
+            so many experts of each layer are held once more. None holds none twice.
         attention_backend: "auto" takes the fastest one that the device supports (`jaxinfer env`
             says which, and why); a backend that is named and impossible is an error.
         compilation_cache_dir: where traced and compiled programs are kept between processes; ""
@@ -196,6 +207,10 @@ class EngineConfig:
     online: bool = False
     tensor_parallel_size: int = 1
     data_parallel_size: int = 1
+    enable_expert_parallel: bool = False
+    expert_parallel_size: int | None = None
+    enable_eplb: bool = False
+    eplb_config: EplbConfig | None = None
     attention_backend: AttentionBackend = "auto"
     compilation_cache_dir: str | None = None
     compile_ahead: bool | None = None
@@ -226,6 +241,7 @@ class EngineConfig:
             elif name in _RANGES and (value is not None or field.default is not None):
                 check: Any = check_real if isinstance(_RANGES[name][0], float) else check_integer
                 object.__setattr__(self, name, check(name, value, *_RANGES[name]))
+        self._check_experts()
         if self.speculative_config is not None:
             self._check_speculation(SpeculativeConfig.of(self.speculative_config))
         if self.skip_tokenizer_init and self.tokenizer is not None:
@@ -255,6 +271,17 @@ class EngineConfig:
             raise TypeError(f"compile_ahead must be True, False or None, got {show(ahead)}")
         if ahead and self.eager:
             raise ValueError("compile_ahead and eager exclude each other; leave one out")
+
+    def _check_experts(self) -> None:
+        if self.eplb_config is not None:
+            object.__setattr__(self, "eplb_config", EplbConfig.of(self.eplb_config))
+        for name, needed in (
+            ("expert_parallel_size", "enable_expert_parallel"),
+            ("enable_eplb", "enable_expert_parallel"),
+            ("eplb_config", "enable_eplb"),
+        ):
+            if getattr(self, name) not in (None, False) and not getattr(self, needed):
+                raise ValueError(f"{name} needs {needed}=True; add that, or leave {name} out")
 
     def _check_speculation(self, drafts: SpeculativeConfig) -> None:
         object.__setattr__(self, "speculative_config", drafts)
@@ -287,6 +314,11 @@ class EngineConfig:
             if name not in known:
                 raise unknown_keyword(owner, name, known | set(also))
         return cls(**keywords)
+
+    @property
+    def redundant_experts(self) -> int:
+        """Experts that each layer holds once more."""
+        return 0 if self.eplb_config is None else self.eplb_config.num_redundant_experts
 
     def count_logprobs(self, vocab_size: int) -> int:
         """Most log-probabilities at a position for a vocabulary of this size."""

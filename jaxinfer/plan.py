@@ -42,6 +42,10 @@ _SIZES = {
     "quantization": {"metavar": "SCHEME"},
     "kv_cache_dtype": {"choices": CACHE_DTYPES},
     "speculative_config": {"type": json_object, "metavar": "JSON"},
+    "enable_expert_parallel": {"action": "store_true"},
+    "expert_parallel_size": {"type": positive_integer, "metavar": "GROUPS"},
+    "enable_eplb": {"action": "store_true"},
+    "eplb_config": {"type": json_object, "metavar": "JSON"},
 }
 """Fields of `EngineConfig` that are flags, and how they are read."""
 _DEFAULTS = {

@@ -79,7 +79,8 @@ def _title(plan: Plan) -> str:
 
 def _devices(plan: Plan) -> str:
     count = plan.tensor_parallel_size
-    return plan.chip.name if count == 1 else f"{count} x {plan.chip.name}"
+    name = plan.chip.name if count == 1 else f"{count} x {plan.chip.name}"
+    return name if plan.expert_groups == 1 else f"{name}, experts in {plan.expert_groups} groups"
 
 
 def _parts(plan: Plan) -> Iterator[str]:

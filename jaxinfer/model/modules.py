@@ -18,7 +18,13 @@ from jaxinfer.model.experts import Experts
 from jaxinfer.model.families.table import family_of
 from jaxinfer.model.layer_kind import LayerKind
 from jaxinfer.model.quantized.params import quantize_params
-from jaxinfer.model.sharding import ShardingRules, check_divisible, param_spec, tensor_parallel_size
+from jaxinfer.model.sharding import (
+    ShardingRules,
+    check_divisible,
+    num_expert_groups,
+    param_spec,
+    tensor_parallel_size,
+)
 
 _WHOLE = "head_dim"  # a logical axis that no rule splits
 _INITIAL_STDDEV = 0.02  # Hugging Face's default initializer_range
@@ -84,7 +90,7 @@ class ExpertMatrices(nnx.Module):
 
     def __init__(self, config: ModelConfig, experts: Experts, make: _Maker) -> None:
         hidden, wide = config.hidden_size, experts.intermediate_size
-        inner, outer = (_WHOLE, "intermediate", "embed"), (_WHOLE, "embed", "intermediate")
+        inner, outer = ("experts", "expert_width", "embed"), ("experts", "embed", "expert_width")
         self.gate_proj = make.matrix((experts.num_experts, wide, hidden), inner)
         self.up_proj = make.matrix((experts.num_experts, wide, hidden), inner)
         self.down_proj = make.matrix((experts.num_experts, hidden, wide), outer)
@@ -154,7 +160,7 @@ def abstract_params(
     """Shapes, dtypes and shardings of all parameters; as `architecture.abstract_params`."""
     rules = rules or ShardingRules()
     num_devices = 1 if mesh is None else tensor_parallel_size(mesh, rules)
-    check_divisible(config, num_devices)
+    check_divisible(config, num_devices, 1 if mesh is None else num_expert_groups(mesh, rules))
 
     def describe(leaf: _Leaf) -> jax.ShapeDtypeStruct:
         sharding = None

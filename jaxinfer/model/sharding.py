@@ -6,29 +6,37 @@
 | q_proj (rows), o_proj (columns)         | query heads                        |
 | k_proj, v_proj (rows)                   | key/value heads, or whole (below)  |
 | gate_proj, up_proj (rows), down_proj (columns) | intermediate                |
-| experts' matrices [X, ...]              | as those of an MLP, of each expert |
+| experts' matrices [X, ...]              | as those of an MLP; or X, or both (below) |
 | router, norms, o_proj_bias                      | whole on every device              |
 | KV pages [P, S, K, D]                   | key/value heads                    |
 | logits [..., V]                         | vocabulary                         |
 
 With fewer key/value heads than devices, k_proj and v_proj are whole on every device, each device
 computes the one head its query heads read, and the pages hold that head once per device.
+
+Expert parallelism (`split_experts`) gives each group of devices whole experts, whose width the
+devices of the group share; what else is split lies as without, on all of them. With several devices
+in a group, the mesh has an axis for groups before that of tensor parallelism, and all but experts
+is split over the two of them.
 """
 
+import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
 import numpy as np
 from jax.sharding import AbstractMesh, AxisType, Mesh, PartitionSpec
 
+from jaxinfer.kernels.collectives.tensor_axis import MeshAxes
 from jaxinfer.model.config import ModelConfig
-from jaxinfer.model.field_checks import indivisible_sizes, mlp_sizes
-from jaxinfer.model.quantized.sizes import indivisible_blocks
+from jaxinfer.model.degrees import check_divisible as check_divisible
 
 TENSOR_AXIS = "tensor"
 DATA_AXIS = "data"
+EXPERT_AXIS = "expert"
+_SPLIT_BY_TENSOR = ("vocab", "heads", "kv_heads", "intermediate")
 
 
 @dataclass(frozen=True)
@@ -44,14 +52,22 @@ class ShardingRules:
         intermediate: width of the MLP.
         embed: the hidden dimension; split only by trainers (fully sharded parameters).
         data: replicas of the model, each of which serves requests of its own.
+        experts: experts, whole. Their width is split over the other axes of `intermediate`.
     """
 
-    vocab: str | None = TENSOR_AXIS
-    heads: str | None = TENSOR_AXIS
-    kv_heads: str | None = TENSOR_AXIS
-    intermediate: str | None = TENSOR_AXIS
+    vocab: MeshAxes | None = TENSOR_AXIS
+    heads: MeshAxes | None = TENSOR_AXIS
+    kv_heads: MeshAxes | None = TENSOR_AXIS
+    intermediate: MeshAxes | None = TENSOR_AXIS
     embed: str | None = None
     data: str | None = DATA_AXIS
+    experts: str | None = None
+
+    @property
+    def expert_width(self) -> MeshAxes | None:
+        """The axes over which the width of each expert is split."""
+        rest = tuple(axis for axis in _names(self.intermediate) if axis != self.experts)
+        return rest if len(rest) > 1 else rest[0] if rest else None
 
 
 def make_mesh(num_devices: int, devices: Sequence[Any] | None = None) -> Mesh:
@@ -98,19 +114,30 @@ def _per_process(by_process: Mapping[int, Sequence[Any]]) -> str:
     return f" ({', '.join(counts)})"
 
 
-def check_divisible(config: ModelConfig, num_devices: int) -> None:
-    """Raise unless the model splits evenly over ``num_devices``.
+def split_experts(mesh: Mesh, rules: ShardingRules, num_groups: int) -> tuple[Mesh, ShardingRules]:
+    """The same devices with experts split whole over groups of them, and the rules that say so.
 
-    Raises:
-        ValueError: names what doesn't divide and lists the degrees up to 64 that work.
+    Neighbours on the axis of heads form a group. The order of devices, and what each of them has of
+    anything but experts, stay as they are.
+
+    Args:
+        mesh: with one axis for heads.
+        rules: put heads on that axis, and experts on none.
+        num_groups: G, a divisor of the axis's length; with 1 nothing changes.
     """
-    problems = _indivisible(config, num_devices)
-    if problems:
-        works = [str(n) for n in range(1, 65) if not _indivisible(config, n)]
-        raise ValueError(
-            f"tensor_parallel_size {num_devices} does not divide {', '.join(problems)}; "
-            f"sizes that work: {', '.join(works)}"
-        )
+    if num_groups == 1:
+        return mesh, rules
+    assert isinstance(rules.heads, str)
+    tensor, size = rules.heads, mesh.shape[rules.heads]
+    if num_groups == size:
+        return mesh, replace(rules, experts=tensor)
+    at, names, shape = mesh.axis_names.index(tensor), list(mesh.axis_names), list(mesh.axis_sizes)
+    names[at : at + 1] = [EXPERT_AXIS, tensor]
+    shape[at : at + 1] = [num_groups, size // num_groups]
+    split = Mesh(mesh.devices.reshape(shape), names, axis_types=(AxisType.Auto,) * len(names))
+    on_both = [each for each in _SPLIT_BY_TENSOR if getattr(rules, each) == tensor]
+    both = dict.fromkeys(on_both, (EXPERT_AXIS, tensor))
+    return split, replace(rules, experts=EXPERT_AXIS, **both)
 
 
 def param_spec(
@@ -132,14 +159,19 @@ def tensor_parallel_size(mesh: Mesh | AbstractMesh, rules: ShardingRules) -> int
     Raises:
         ValueError: the rules name an axis that the mesh doesn't have.
     """
-    for logical in ("vocab", "heads", "kv_heads", "intermediate", "embed"):
-        axis = getattr(rules, logical)
-        if axis is not None and axis not in mesh.shape:
-            raise ValueError(
-                f"sharding rules put {logical} on mesh axis {axis!r}, but the mesh has "
-                f"{', '.join(map(repr, mesh.axis_names))}"
-            )
-    return 1 if rules.kv_heads is None else mesh.shape[rules.kv_heads]
+    for logical in (*_SPLIT_BY_TENSOR, "embed", "experts"):
+        for axis in _names(getattr(rules, logical)):
+            if axis not in mesh.shape:
+                raise ValueError(
+                    f"sharding rules put {logical} on mesh axis {axis!r}, but the mesh has "
+                    f"{', '.join(map(repr, mesh.axis_names))}"
+                )
+    return math.prod(mesh.shape[axis] for axis in _names(rules.kv_heads))
+
+
+def num_expert_groups(mesh: Mesh | AbstractMesh, rules: ShardingRules) -> int:
+    """G: groups of devices over which experts are split whole; 1 where devices share them all."""
+    return 1 if rules.experts is None else mesh.shape[rules.experts]
 
 
 def num_page_heads(config: ModelConfig, num_devices: int) -> int:
@@ -157,13 +189,6 @@ def logits_spec(rules: ShardingRules) -> PartitionSpec:
     return PartitionSpec(None, rules.vocab)
 
 
-def _indivisible(config: ModelConfig, num_devices: int) -> list[str]:
-    problems = indivisible_sizes(
-        num_devices,
-        num_attention_heads=config.num_attention_heads,
-        num_key_value_heads=config.num_key_value_heads,
-        mlp_sizes=mlp_sizes(config),
-        vocab_size=config.vocab_size,
-    )
-    # Blocks are asked of sizes that divide.
-    return problems or indivisible_blocks(config, num_devices)
+def _names(axes: MeshAxes | None) -> tuple[str, ...]:
+    """The axes of a mesh that are named."""
+    return () if axes is None else (axes,) if isinstance(axes, str) else axes

@@ -4,6 +4,8 @@ A step takes at least the larger of (bytes / read bandwidth) and (operations / m
 """
 
 import dataclasses
+import itertools
+import math
 
 from jaxinfer.config import KVCacheDType
 from jaxinfer.model.projections import PROJECTIONS
@@ -21,9 +23,10 @@ class ModelCost:
         layer_flops_per_token: matrix products of the layers (2 operations a weight).
         head_flops_per_token: the head's product.
         attention_flops_per_pair: query times key and probability times value, all layers.
-        expert_bytes: of one expert of every layer.
+        expert_bytes: of one expert of every layer, as far as the device has it.
         num_experts: of a layer; 0 for a dense model.
         experts_per_token: experts that each token is routed to.
+        num_groups: of devices that have whole experts; the counts are of the one that reads most.
     """
 
     weight_bytes: int
@@ -34,11 +37,12 @@ class ModelCost:
     expert_bytes: int = 0
     num_experts: int = 0
     experts_per_token: int = 0
+    num_groups: int = 1
 
     def bytes_read(self, tokens: int) -> float:
-        """Bytes of weights that a step of this number of tokens reads; see `distinct_experts`."""
-        experts = distinct_experts(self.num_experts, self.experts_per_token, tokens)
-        return self.weight_bytes + experts * self.expert_bytes
+        """Bytes of weights that a step of this number of tokens reads; see `most_experts`."""
+        chosen = self.num_experts, self.experts_per_token, tokens
+        return self.weight_bytes + most_experts(*chosen, self.num_groups) * self.expert_bytes
 
 
 def distinct_experts(num_experts: int, experts_per_token: int, tokens: int) -> float:
@@ -51,6 +55,20 @@ def distinct_experts(num_experts: int, experts_per_token: int, tokens: int) -> f
     return num_experts * (1 - (1 - experts_per_token / num_experts) ** tokens)
 
 
+def most_experts(num_experts: int, experts_per_token: int, tokens: int, num_groups: int) -> float:
+    """The `distinct_experts` of the group with most of them, of groups with as many experts each.
+
+    Experts are taken as used independently of each other: 1% too many for one token and two groups.
+    """
+    distinct = distinct_experts(num_experts, experts_per_token, tokens)
+    if num_groups == 1 or not num_experts:
+        return distinct
+    share, used = num_experts // num_groups, distinct / num_experts
+    chances = [math.comb(share, n) * used**n * (1 - used) ** (share - n) for n in range(share)]
+    # The mean of whole numbers is the sum of the chances to be above 0, 1, 2, ...
+    return sum(1 - min(below, 1.0) ** num_groups for below in itertools.accumulate(chances))
+
+
 def model_cost(
     shape: ModelShape,
     bytes_per_value: int = 2,
@@ -58,6 +76,7 @@ def model_cost(
     kv_cache_dtype: KVCacheDType = "auto",
     *,
     pools: bool = False,
+    num_groups: int = 1,
 ) -> ModelCost:
     """Count bytes and operations; norms and embedding rows are left out.
 
@@ -69,6 +88,7 @@ def model_cost(
             projections.
         kv_cache_dtype: dtype of keys and values in the cache.
         pools: prompts are read alone, and no token goes through the head.
+        num_groups: G, of the N devices, that have whole experts, whose width a group shares.
     """
     E, L, N = shape.hidden_size, shape.num_hidden_layers, num_devices
     kv_split = N if shape.num_key_value_heads % N == 0 else 1
@@ -85,9 +105,10 @@ def model_cost(
         layer_flops_per_token=2 * (outside_experts + shape.experts_per_token * experts),
         head_flops_per_token=2 * head,
         attention_flops_per_pair=4 * L * shape.q_size // N,
-        expert_bytes=experts * bytes_per_value,
+        expert_bytes=experts * num_groups * bytes_per_value,
         num_experts=shape.num_experts,
         experts_per_token=shape.experts_per_token,
+        num_groups=num_groups,
     )
 
 

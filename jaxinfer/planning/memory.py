@@ -94,7 +94,7 @@ def plan_memory(
     """
     num_devices = config.tensor_parallel_size
     kv_bytes = shape.kv_bytes_per_token(BYTES_OF[dtype], num_devices, config.kv_cache_dtype)
-    weight_bytes = weight_bytes_per_device(shape, dtype, num_devices)
+    weight_bytes = weight_bytes_per_device(shape, dtype, num_devices, config.redundant_experts)
     slot_bytes = (config.max_num_seqs + 1) * shape.vocab_size // num_devices * 4
     if config.runner == "pooling":
         slot_bytes = 0

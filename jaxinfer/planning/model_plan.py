@@ -7,6 +7,7 @@ from typing import Any
 
 from jaxinfer.checks import check_integer
 from jaxinfer.config import EngineConfig, KVCacheDType, RunnerType
+from jaxinfer.model.degrees import check_divisible
 from jaxinfer.model.quantized.quantization import with_scheme
 from jaxinfer.planning.devices import Chip, find_device
 from jaxinfer.planning.drafts import DraftMemory, draft_memory
@@ -19,7 +20,7 @@ from jaxinfer.planning.operations import (
     operations,
 )
 from jaxinfer.planning.remedies import remedies
-from jaxinfer.planning.shapes import BYTES_OF, ModelShape
+from jaxinfer.planning.shapes import BYTES_OF, ModelShape, expert_groups
 from jaxinfer.planning.times import Time, Timing, recorded_overheads
 
 DEFAULT_CONTEXT = 2048
@@ -76,6 +77,7 @@ class Plan:
         shape: its sizes.
         chip: each device.
         tensor_parallel_size: devices that share the model.
+        expert_groups: of these devices, that have whole experts; 1 where all share each of them.
         dtype: of activations, and of weights that are not quantized.
         kv_cache_dtype: of keys and values: "auto" is `dtype`.
         runner: what the engine is for; "pooling" of a classifier.
@@ -93,6 +95,7 @@ class Plan:
     shape: ModelShape
     chip: Chip
     tensor_parallel_size: int
+    expert_groups: int
     dtype: str
     kv_cache_dtype: KVCacheDType
     runner: RunnerType
@@ -147,7 +150,8 @@ def plan(
         batches: numbers of sequences to plan for; None takes powers of 2 up to 256 that fit.
         engine: sizes of `EngineConfig`: `max_num_seqs` (at least the largest batch if it is left
             out), `max_num_batched_tokens`, `block_size`, `gpu_memory_utilization`;
-            `quantization`; `kv_cache_dtype`; `runner`, which is "pooling" for a classifier; and
+            `quantization`; `kv_cache_dtype`; `enable_expert_parallel` and `expert_parallel_size`;
+            `runner`, which is "pooling" for a classifier; and
             `speculative_config`, whose draft head is a directory, "bundled", or a hub id that is in
             the local cache.
 
@@ -180,20 +184,28 @@ def plan(
     config = EngineConfig(tensor_parallel_size=tensor_parallel_size, **engine)
     if config.quantization is not None:
         shape = _quantized(shape, config.quantization)
-    _check_divisible(shape, config.tensor_parallel_size)
+    groups = expert_groups(shape, config)
+    check_divisible(shape, config.tensor_parallel_size, groups)
     drafts = draft_memory(shape, dtype, config)
     memory = plan_memory(shape, chip, dtype, config, drafts)
     if batches is None:
         batches = [rows for rows in DEFAULT_BATCHES if rows <= memory.sequences(context)] or [1]
     pools = config.runner == "pooling"
     timing = Timing(
-        shape, chip, config.tensor_parallel_size, BYTES_OF[dtype], config.kv_cache_dtype, pools
+        shape,
+        chip,
+        config.tensor_parallel_size,
+        BYTES_OF[dtype],
+        config.kv_cache_dtype,
+        pools,
+        groups,
     )
     return Plan(
         model=name,
         shape=shape,
         chip=chip,
         tensor_parallel_size=config.tensor_parallel_size,
+        expert_groups=groups,
         dtype=dtype,
         kv_cache_dtype=config.kv_cache_dtype,
         runner=config.runner,
@@ -263,16 +275,6 @@ def _context(context: int | None, shape: ModelShape) -> int:
     return context
 
 
-def _check_divisible(shape: ModelShape, num_devices: int) -> None:
-    problems = shape.indivisible(num_devices)
-    if problems:
-        works = ", ".join(str(n) for n in range(1, 65) if not shape.indivisible(n))
-        raise ValueError(
-            f"tensor_parallel_size {num_devices} does not divide {', '.join(problems)}; sizes that "
-            f"work: {works}"
-        )
-
-
 _HOPPER = ("H100", "H200")
 
 
@@ -320,6 +322,11 @@ def _notes(timing: Timing, dtype: str) -> list[str]:
         notes.append(f"{chip.name} has no bfloat16: take float16.")
     if shape.num_experts:
         notes.append("Experts are taken as equally likely; skewed routing reads fewer.")
+    if timing.num_groups > 1:
+        notes.append(
+            f"Experts lie whole in {timing.num_groups} groups of devices; floors are those of the "
+            "group of which most experts are chosen."
+        )
     return notes
 
 

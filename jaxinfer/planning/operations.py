@@ -74,11 +74,15 @@ def active_parameters(shape: ModelShape) -> int:
     return count_parameters(shape) - shape.num_expert_layers * idle * shape.expert_weights
 
 
-def weight_bytes_per_device(shape: ModelShape, dtype: str, num_devices: int) -> int:
+def weight_bytes_per_device(
+    shape: ModelShape, dtype: str, num_devices: int, num_redundant: int = 0
+) -> int:
     """Bytes of the parameters on each device, as the engine shards them.
 
     Norms, unless they span all heads, and biases of what is summed are whole on every device; so
-    are the projections to keys and values where there are fewer heads than devices.
+    are the projections to keys and values where there are fewer heads than devices. Of experts each
+    has as much whether they are split whole or by their width, and of `num_redundant` in each layer
+    as much as of others.
     """
     E, L, N = shape.hidden_size, shape.num_hidden_layers, num_devices
     wide = shape.layer_kind.wide_norms
@@ -87,7 +91,7 @@ def weight_bytes_per_device(shape: ModelShape, dtype: str, num_devices: int) -> 
     split = _embedding(shape, 1).parameters
     split += 0 if shape.num_classes else _head(shape, 1).parameters
     split += L * 2 * E * shape.q_size + shape.num_dense_layers * shape.mlp_weights
-    split += shape.num_expert_layers * shape.num_experts * shape.expert_weights
+    split += shape.num_expert_layers * (shape.num_experts + num_redundant) * shape.expert_weights
     whole += shape.num_expert_layers * E * shape.num_experts
     keys_and_values = 2 * L * E * shape.kv_size
     split += L * (shape.bias_size("q_proj", "gate_proj", "up_proj") + wide * shape.q_size)

@@ -6,7 +6,7 @@ from jaxinfer.config import EngineConfig
 from jaxinfer.planning.devices import Chip
 from jaxinfer.planning.drafts import DraftMemory
 from jaxinfer.planning.memory import MemoryPlan, plan_memory
-from jaxinfer.planning.shapes import ModelShape
+from jaxinfer.planning.shapes import ModelShape, expert_groups
 
 _MOST_DEVICES = 64
 
@@ -51,12 +51,20 @@ def _more_devices(
     context: int,
 ) -> str | None:
     for degree in range(config.tensor_parallel_size + 1, _MOST_DEVICES + 1):
-        if shape.indivisible(degree):
-            continue
         larger = dataclasses.replace(config, tensor_parallel_size=degree)
+        if _is_uneven(shape, larger):
+            continue
         if plan_memory(shape, chip, dtype, larger, drafts).sequences(context) >= rows:
             return f"tensor parallelism over {degree} devices (--tp {degree})"
     return None
+
+
+def _is_uneven(shape: ModelShape, config: EngineConfig) -> bool:
+    try:
+        groups = expert_groups(shape, config)
+    except ValueError:
+        return True
+    return bool(shape.indivisible(config.tensor_parallel_size, groups))
 
 
 def _shorter(memory: MemoryPlan, rows: int) -> str | None:

@@ -5,11 +5,11 @@ import math
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from jaxinfer.config import KVCacheDType
+from jaxinfer.config import EngineConfig, KVCacheDType
 from jaxinfer.model.config import ModelConfig
+from jaxinfer.model.degrees import check_expert_groups, check_redundant_experts, indivisible
 from jaxinfer.model.experts import Experts
 from jaxinfer.model.families.table import family_of
-from jaxinfer.model.field_checks import indivisible_sizes, mlp_sizes
 from jaxinfer.model.layer_kind import ATTENTION_PROJECTIONS, MLP_PROJECTIONS, LayerKind
 from jaxinfer.model.projections import (
     HEAD,
@@ -19,7 +19,7 @@ from jaxinfer.model.projections import (
     splits,
 )
 from jaxinfer.model.quantized.quantization import Quantization
-from jaxinfer.model.quantized.sizes import indivisible_blocks, node_bytes
+from jaxinfer.model.quantized.sizes import node_bytes
 
 BYTES_OF = {"bfloat16": 2, "float16": 2, "float32": 4}
 _SCALE_BYTES = 4
@@ -165,16 +165,27 @@ class ModelShape(ModelConfig):
             head_bytes = self.head_dim + scale_bytes
         return 2 * self.num_hidden_layers * heads * head_bytes
 
-    def indivisible(self, num_devices: int) -> list[str]:
-        """Sizes that do not split evenly over this number of devices, each with its value."""
-        problems = indivisible_sizes(
-            num_devices,
-            num_attention_heads=self.num_attention_heads,
-            num_key_value_heads=self.num_key_value_heads,
-            mlp_sizes=mlp_sizes(self),
-            vocab_size=self.vocab_size,
-        )
-        return problems or indivisible_blocks(self, num_devices)
+    def indivisible(self, num_devices: int, num_groups: int = 1) -> list[str]:
+        """Sizes that do not split evenly over this number of devices, each with its value.
+
+        With `num_groups`, so many groups of the devices have whole experts.
+        """
+        return indivisible(self, num_devices, num_groups)
+
+
+def expert_groups(shape: ModelShape, config: EngineConfig) -> int:
+    """G, the groups of devices that have whole experts; 1 where devices share each of them.
+
+    Raises:
+        ValueError: `config` asks for it, and it can't be.
+    """
+    if not config.enable_expert_parallel:
+        return 1
+    size, wanted = config.tensor_parallel_size, config.expert_parallel_size
+    groups = check_expert_groups(shape, size, wanted)
+    if config.enable_eplb:
+        check_redundant_experts(groups, config.redundant_experts)
+    return groups
 
 
 def shape_of(config: ModelConfig) -> ModelShape:

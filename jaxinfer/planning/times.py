@@ -88,6 +88,7 @@ class Timing:
         bytes_per_value: of activations, and of weights that are not quantized.
         kv_cache_dtype: of keys and values in the cache.
         pools: prompts are read alone, and no token goes through the head.
+        num_groups: of the devices, that have whole experts.
     """
 
     shape: ModelShape
@@ -96,6 +97,7 @@ class Timing:
     bytes_per_value: int = 2
     kv_cache_dtype: KVCacheDType = "auto"
     pools: bool = False
+    num_groups: int = 1
 
     @property
     def is_expected(self) -> bool:
@@ -117,6 +119,7 @@ class Timing:
             self.num_devices,
             self.kv_cache_dtype,
             pools=self.pools,
+            num_groups=self.num_groups,
         )
 
     def decode_step(self, rows: int, context: int) -> Time:

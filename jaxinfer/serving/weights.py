@@ -76,6 +76,10 @@ class Weights:
         loaded = self._handle.loaded
         wanted = loaded.replicas[0].runner.wanted_params
         leaves = leaves_by_path(tree)
+        if loaded.placed_experts is not None:
+            if mapping is not None:
+                raise ValueError("with enable_eplb weights come without mapping; leave it out")
+            return loaded.placed_experts.written(nested(leaves))
         if mapping is None:
             mapping = quantizing_mapping(leaves, loaded.model_config)
         if mapping is not None:

@@ -10,16 +10,19 @@ from jax.sharding import PartitionSpec
 
 from jaxinfer import LLM, SamplingParams, forward
 from jaxinfer.errors import ModelLoadError
+from jaxinfer.kernels.collectives.tensor_axis import TensorAxis
 from jaxinfer.kernels.matmul.op import ResidualStream
 from jaxinfer.model.checkpoint import weights
 from jaxinfer.model.checkpoint.safetensors_file import read_header, write_file
 from jaxinfer.model.checkpoint.weights import load_params, save_params
+from jaxinfer.model.degrees import check_expert_groups, degrees
 from jaxinfer.model.experts import Experts
 from jaxinfer.model.families import qwen3_moe
+from jaxinfer.model.layers import decoder
 from jaxinfer.model.layers.context import LayerContext
 from jaxinfer.model.layers.experts import expert_block
 from jaxinfer.model.quantized.quantization import Quantization
-from jaxinfer.model.sharding import check_divisible, make_mesh
+from jaxinfer.model.sharding import ShardingRules, check_divisible, make_mesh, split_experts
 from jaxinfer.serving.programs.step_inputs import StepInputs
 from tests.model import tiny
 from tests.model.checkpoint.test_weights import assert_trees_equal
@@ -81,6 +84,101 @@ def test_devices_share_the_width_of_every_expert():
         "up_proj": PartitionSpec(None, "tensor"),
         "down_proj": PartitionSpec(None, None, "tensor"),
     }
+
+
+EIGHT = changed(num_experts=8, experts_per_token=3)
+SPLITS = [(2, 2), (4, 4), (8, 8), (4, 2), (8, 4)]
+
+
+def split(devices, groups):
+    """A mesh with experts split over groups of its devices, and its rules."""
+    return split_experts(make_mesh(devices), ShardingRules(), groups)
+
+
+def test_groups_of_devices_have_whole_experts():
+    whole = tiny.param_specs(EIGHT, *split(4, 4))["model"]["layers"]
+    assert whole["0"]["mlp"]["gate"] == PartitionSpec()
+    assert set(whole["0"]["mlp"]["experts"].values()) == {PartitionSpec("tensor")}
+    assert whole["1"]["mlp"]["gate_proj"] == PartitionSpec("tensor")  # a dense layer
+    shared = tiny.param_specs(EIGHT, *split(4, 2))["model"]["layers"]
+    assert shared["0"]["mlp"]["experts"] == {
+        "gate_proj": PartitionSpec("expert", "tensor"),
+        "up_proj": PartitionSpec("expert", "tensor"),
+        "down_proj": PartitionSpec("expert", None, "tensor"),
+    }
+    both = PartitionSpec(("expert", "tensor"))
+    assert shared["1"]["mlp"]["gate_proj"] == shared["0"]["self_attn"]["q_proj"] == both
+
+
+@pytest.mark.parametrize(("devices", "groups"), SPLITS)
+def test_shares_of_experts_add_up_to_all_of_them(devices, groups, monkeypatch):
+    """Padding, one row in five, goes through none on any device."""
+    layer = tiny.params(EIGHT)["model"]["layers"]["0"]
+    x = jnp.asarray(np.random.default_rng(1).normal(size=(40, 32)), jnp.float32)
+    tokens = StepInputs(slot_mapping=jnp.arange(40) % 5 * 16)
+    kind = qwen3_moe.layer_kinds(EIGHT)[0]
+    context = LayerContext(EIGHT, kind, lambda *_: pytest.fail("attends"), tokens=tokens)
+    expected = expert_block(layer, ResidualStream(x), context).summed() - x
+    mesh, rules = split(devices, groups)
+    axis = TensorAxis(rules.heads, experts=rules.experts)
+    monkeypatch.setattr(decoder, "sum_and_add", lambda share, *_: ResidualStream(share))
+
+    def share(layer, x):
+        own = dataclasses.replace(context, axis=axis)
+        return expert_block(layer, ResidualStream(x), own).summed()[None]
+
+    specs = tiny.param_specs(EIGHT, mesh, rules)["model"]["layers"]["0"]
+    whole, apart = PartitionSpec(), PartitionSpec(rules.heads)
+    run = jax.shard_map(share, mesh=mesh, in_specs=(specs, whole), out_specs=apart, check_vma=False)
+    shares = np.asarray(jax.jit(run)(layer, x))
+    assert len(shares) == devices
+    np.testing.assert_allclose(shares.sum(0), expected, rtol=0, atol=1e-5)
+    assert not np.abs(shares[:, ::5]).max()
+    # Each token meets 3 experts, so that most groups have nothing of it.
+    has_part = (np.abs(shares).max(-1) > 0).reshape(groups, -1, 40).any(1).sum(0)
+    assert has_part.max() == min(groups, 3)
+
+
+def test_a_load_sends_each_device_its_own_experts_alone(tmp_path, monkeypatch):
+    params, copied = tiny.params(EIGHT), []
+    save_params(params, EIGHT, tmp_path)
+    own_copy = weights._own_copy
+
+    def copy(view, dtype):
+        copied.append((type(view).__name__, view.shape))
+        return own_copy(view, dtype)
+
+    monkeypatch.setattr(weights, "_own_copy", copy)
+    assert_trees_equal(load_params(tmp_path, EIGHT, "float32", *split(4, 2)), params)
+    stacks = [shape for name, shape in copied if name == "Stack"]
+    assert stacks.count((4, 8, 32)) == 2 * 2 * 4  # gate and up of two layers, on four devices
+    assert stacks.count((4, 32, 8)) == 2 * 4
+    assert len(stacks) == 3 * 2 * 4
+
+
+@pytest.mark.parametrize(
+    ("config", "devices", "groups", "said"),
+    [
+        (CONFIG, 4, None, r"4 does not divide num_experts \(6\); .* tensor_parallel_size 4: 1, 2$"),
+        (CONFIG, 4, 3, r"3 does not divide tensor_parallel_size \(4\); .*_size 4: 1, 2$"),
+        (changed(intermediate_size=18), 8, 2, r"\(18\) a multiple of 4; .*_size 8: none$"),
+        (tiny.config(), 4, None, "this qwen3 has none; leave it out"),
+    ],
+)
+def test_groups_that_cannot_be_are_refused(config, devices, groups, said):
+    with pytest.raises(ValueError, match=said):
+        check_expert_groups(config, devices, groups)
+
+
+def test_degrees_are_counted_with_experts_whole():
+    wide = changed(num_experts=8, intermediate_size=10, dense_layers=())
+    with pytest.raises(ValueError, match=r"sizes that work: 1, 2$"):
+        check_divisible(wide, 4)
+    check_divisible(wide, 4, 2)
+    assert degrees(wide, 4, 4) == [1, 2, 4, 8]
+    assert degrees(wide, 4, 2) == [2, 4]
+    with pytest.raises(ValueError, match=r"not divide vocab_size \(62\); sizes that work: 1, 2$"):
+        check_divisible(dataclasses.replace(wide, vocab_size=62), 4, 4)
 
 
 def test_degrees_that_do_not_divide_an_expert_are_refused():
@@ -153,8 +251,8 @@ def test_nan_in_an_expert_is_found(saved):
 def test_sequences_are_scored_alike_on_a_mesh(params, saved):
     token_ids = jnp.asarray(np.random.default_rng(0).integers(0, 64, (3, 20)))
     expected = forward(params, CONFIG, token_ids)
-    split = load_params(saved, CONFIG, "float32", make_mesh(2))
-    found = jax.jit(forward, static_argnums=1)(split, CONFIG, token_ids)
+    sharded = load_params(saved, CONFIG, "float32", make_mesh(2))
+    found = jax.jit(forward, static_argnums=1)(sharded, CONFIG, token_ids)
     np.testing.assert_allclose(found, expected, rtol=0, atol=1e-4)
 
     def loss(params):
@@ -162,7 +260,7 @@ def test_sequences_are_scored_alike_on_a_mesh(params, saved):
 
     gradients = jax.grad(loss)(params)
     for ours, theirs in zip(
-        jax.tree.leaves(jax.jit(jax.grad(loss))(split)), jax.tree.leaves(gradients), strict=True
+        jax.tree.leaves(jax.jit(jax.grad(loss))(sharded)), jax.tree.leaves(gradients), strict=True
     ):
         np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-5)
 

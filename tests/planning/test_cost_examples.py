@@ -2,7 +2,12 @@
 
 import pytest
 
-from jaxinfer.planning.cost import decode_step_floor_s, distinct_experts, model_cost
+from jaxinfer.planning.cost import (
+    decode_step_floor_s,
+    distinct_experts,
+    model_cost,
+    most_experts,
+)
 from jaxinfer.planning.devices import H200, find_device
 from jaxinfer.planning.named_shapes import NAMED_SHAPES
 from jaxinfer.planning.operations import active_parameters, count_parameters
@@ -69,6 +74,27 @@ def test_a_token_of_30b_a3b_reads_its_experts():
 def test_few_tokens_choose_few_experts(tokens, experts):
     assert distinct_experts(128, 8, tokens) == pytest.approx(experts, abs=0.1)
     assert distinct_experts(0, 0, tokens) == 0
+
+
+# Drawn many times: the group with most experts over the mean, as docs/distributed.md has it.
+@pytest.mark.parametrize(
+    ("groups", "ratios"), [(2, (1.26, 1.13, 1.05, 1.01)), (8, (2.52, 1.69, 1.26, 1.02))]
+)
+def test_the_fullest_of_several_groups_reads_more_experts(groups, ratios):
+    for tokens, ratio in zip((1, 4, 16, 64), ratios, strict=True):
+        mean = distinct_experts(128, 8, tokens) / groups
+        assert most_experts(128, 8, tokens, groups) / mean == pytest.approx(ratio, abs=0.02)
+
+
+def test_a_group_of_devices_reads_whole_experts():
+    shape = NAMED_SHAPES["Qwen3-30B-A3B"]
+    width, whole = model_cost(shape, 2, 4), model_cost(shape, 2, 4, num_groups=4)
+    assert whole.expert_bytes == 4 * width.expert_bytes == 48 * 3 * 2048 * 768 * 2
+    # All experts of a device, or its part of all.
+    assert whole.bytes_read(4096) == pytest.approx(width.bytes_read(4096))
+    assert whole.bytes_read(1) - whole.weight_bytes == pytest.approx(
+        1.73 * (width.bytes_read(1) - width.weight_bytes), rel=0.01
+    )
 
 
 def test_devices_with_fewer_heads_each_hold_one():

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import math
+import re
 import subprocess
 import sys
 
@@ -153,6 +154,49 @@ def test_a_large_batch_has_a_slot_for_each_sequence():
 def test_mistakes_are_named(arguments, message):
     with pytest.raises(ValueError, match=message):
         plan("Qwen3-8B", **arguments)
+
+
+EXPERTS = {"tensor_parallel_size": 8, "enable_expert_parallel": True}
+
+
+@pytest.mark.parametrize(
+    ("model", "arguments", "message"),
+    [
+        ("Qwen3-8B", {}, "this qwen3 has none"),
+        ("Qwen3-30B-A3B", {"expert_parallel_size": 3}, "tensor_parallel_size 8: 1, 2, 4, 8$"),
+        ("Qwen3-30B-A3B", {"tensor_parallel_size": 3}, "does not divide num_experts"),
+        (
+            "Qwen3-30B-A3B",
+            {"enable_eplb": True, "eplb_config": {"num_redundant_experts": 4}},
+            "a multiple of the 8 groups",
+        ),
+    ],
+)
+def test_groups_of_experts_that_cannot_be_are_named(model, arguments, message):
+    with pytest.raises(ValueError, match=message):
+        plan(model, **(EXPERTS | arguments))
+
+
+def test_whole_experts_take_the_memory_of_shares_and_redundant_ones_more():
+    model = "Qwen3-30B-A3B"
+    shares, whole = plan(model, tensor_parallel_size=8), plan(model, **EXPERTS)
+    assert whole.memory == shares.memory
+    assert (whole.expert_groups, shares.expert_groups) == (8, 1)
+    assert whole.batches[0].tpot.floor_s > 1.2 * shares.batches[0].tpot.floor_s
+    assert any("8 groups of devices" in note for note in whole.notes)
+    eplb = {"enable_eplb": True, "eplb_config": {"num_redundant_experts": 16}}
+    more = plan(model, **EXPERTS, **eplb).memory.weight_bytes - whole.memory.weight_bytes
+    assert more == 2 * 48 * 3 * 2048 * 768 * 2  # two more of each layer on every device
+
+
+def test_more_devices_are_a_remedy_where_experts_split_over_them():
+    tight = plan(
+        "Qwen3-30B-A3B", "24:600:125", **(EXPERTS | {"tensor_parallel_size": 2}), batches=[1]
+    )
+    assert any(re.search(r"over 4 devices \(--tp 4\)", each) for each in tight.remedies)
+    groups = EXPERTS | {"tensor_parallel_size": 2, "expert_parallel_size": 2}
+    tight = plan("Qwen3-30B-A3B", "24:600:125", **groups, batches=[1])
+    assert any("over 4 devices" in each for each in tight.remedies)
 
 
 def test_parts_add_up():

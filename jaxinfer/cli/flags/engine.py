@@ -85,6 +85,7 @@ CACHE_DTYPES = (*typing.get_args(KVCacheDType), *VLLM_CACHE_DTYPES)
 _READ: Mapping[str, Mapping[str, Any]] = {
     "skip_tokenizer_init": {"action": "store_true"},
     "hf_overrides": {"type": json_object, "metavar": "JSON"},
+    "eplb_config": {"type": json_object, "metavar": "JSON"},
     "speculative_config": {"type": json_object, "metavar": "JSON"},
     "dtype": {"choices": (*typing.get_args(DType), *VLLM_DTYPES)},
     "quantization": {"metavar": "SCHEME"},

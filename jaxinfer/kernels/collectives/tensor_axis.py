@@ -9,6 +9,9 @@ from jaxtyping import Array, Int32
 
 from jaxinfer.kernels.rounding import rounded_add
 
+MeshAxes = str | tuple[str, ...]
+"""An axis of a mesh, or several that are taken as one, the first outermost."""
+
 
 @dataclasses.dataclass(frozen=True)
 class TensorAxis:
@@ -20,11 +23,14 @@ class TensorAxis:
             `mosaic/all_reduce.py`; None leaves all sums to XLA. The kernel's sums must follow one
             another: each has to depend on the one before.
         swaps: whether the two devices of the axis sum by sending each other their whole operands.
+        experts: the mesh axis, one of `name`, over which experts are split whole; None where each
+            device has a part of every expert.
     """
 
-    name: str
+    name: MeshAxes
     peers: Int32[Array, "N 2"] | None = None
     swaps: bool = False
+    experts: str | None = None
 
     @property
     def size(self) -> int:

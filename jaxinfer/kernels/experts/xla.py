@@ -60,8 +60,8 @@ def mixture(
 
     Args:
         hidden: what the experts read; its dtype is the result's.
-        chosen: as of `route`, in [0, X).
-        weights: likewise.
+        chosen: as of `route`, in [0, X); X is no expert, for one that another device has.
+        weights: as of `route`.
         gate: the experts' matrices, or one device's share of F.
         up: likewise.
         down: likewise.

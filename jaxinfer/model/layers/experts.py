@@ -1,12 +1,16 @@
 """A decoder layer whose MLP is experts, of which a router takes a few for each token.
 
 Under tensor parallelism each device has its share of the width of every expert, as of a dense MLP:
-all of them route alike, and their outputs are summed as a dense MLP's are.
+all of them route alike, and their outputs are summed as a dense MLP's are. Under expert parallelism
+it has some experts whole, or its share of some: nothing of others is computed, and the same sum
+brings all of a token's experts together.
 """
 
 import jax
-from jaxtyping import Array, Bool
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Int32
 
+from jaxinfer.kernels.collectives.tensor_axis import TensorAxis
 from jaxinfer.kernels.experts.op import mix, mix_add, route
 from jaxinfer.kernels.matmul.op import ResidualStream
 from jaxinfer.model.layers import decoder
@@ -46,9 +50,35 @@ def expert_block(layer: Params, residual: ResidualStream, context: LayerContext)
     matrices = [mlp["experts"][name] for name in ("gate_proj", "up_proj", "down_proj")]
     if context.axis is None:
         return mix_add(routed, norm, matrices, is_token=is_token, eps=eps, kernels=kernels)
-    share = mix(routed, norm, matrices, is_token=is_token, eps=eps, kernels=kernels)
+    if "replicas" in mlp:
+        routed = routed._replace(chosen=_slots(routed.chosen, mlp["replicas"]))
+    share = mix(
+        routed._replace(chosen=_own(routed.chosen, len(matrices[0]), context.axis)),
+        norm,
+        matrices,
+        is_token=is_token,
+        eps=eps,
+        kernels=kernels,
+        lacks_some=context.axis.experts is not None,
+    )
     stream = ResidualStream(routed.x)
     return decoder.sum_and_add(share, None, stream, context.axis, kernels)
+
+
+def _slots(
+    chosen: Int32[Array, "T k"], replicas: Int32[Array, "X R_plus_2"]
+) -> Int32[Array, "T k"]:
+    """Where the chosen experts lie; tokens take an expert's replicas in turn, which are alike."""
+    turns = jnp.arange(chosen.shape[0], dtype=jnp.int32)[:, None] % replicas[chosen, 0]
+    return replicas[chosen, 1 + turns]
+
+
+def _own(chosen: Int32[Array, "T k"], num_own: int, axis: TensorAxis) -> Int32[Array, "T k"]:
+    """The chosen experts by their places on this device; `num_own`, no place, for all others."""
+    if axis.experts is None:
+        return chosen
+    own = chosen - jax.lax.axis_index(axis.experts) * num_own
+    return jnp.where((own >= 0) & (own < num_own), own, num_own)
 
 
 def _is_token(context: LayerContext) -> Bool[Array, " T"] | None:

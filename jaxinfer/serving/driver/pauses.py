@@ -70,6 +70,17 @@ class Pauses:
         self._sleep.is_paused = True
         self._sleep.refuses = refuse
 
+    def check_idle(self) -> None:
+        """Check that no request is unfinished, and that the engine is awake.
+
+        Raises:
+            RuntimeError: a step runs, a request is unfinished, or a part of the engine sleeps.
+        """
+        self._stepper.check_between_steps()
+        sleep.check_sleeps_not(self._sleep)
+        if self._engine.has_unfinished:
+            raise RuntimeError("experts move between requests, and some are unfinished")
+
     def resume(self) -> None:
         """Run steps again, unless a part sleeps."""
         self._sleep.is_paused = self._sleep.refuses = False

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from jaxinfer.kernels.collectives.tensor_axis import MeshAxes
 from jaxinfer.kernels.policy import Kernels
 
 _MOST_DEVICES = 4  # numbers for which `all_reduce.supports_devices` is True
@@ -63,7 +64,7 @@ def _can_access(cuda: Any, device: int, peer: int) -> bool:
     return not failed and answer.value == 1
 
 
-def describe_peers(mesh: Mesh, axis: str) -> jax.ShapeDtypeStruct:
+def describe_peers(mesh: Mesh, axis: MeshAxes) -> jax.ShapeDtypeStruct:
     """The shape of the programs' argument `PeerBuffers.peers`."""
     count = mesh.size
     sharding = NamedSharding(mesh, PartitionSpec(axis))

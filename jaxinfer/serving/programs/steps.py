@@ -22,7 +22,7 @@ from jaxtyping import Array, Float, Int32
 from jaxinfer.config import MAX_LOGPROBS, KVCacheDType, LogprobsMode
 from jaxinfer.kernels.attention.op import paged_attention
 from jaxinfer.kernels.attention.pages import Pages
-from jaxinfer.kernels.collectives.tensor_axis import TensorAxis
+from jaxinfer.kernels.collectives.tensor_axis import MeshAxes, TensorAxis
 from jaxinfer.kernels.matmul.op import ResidualStream, begin, begin_sum
 from jaxinfer.kernels.policy import Kernels
 from jaxinfer.model.architecture import Architecture, architecture_of
@@ -111,8 +111,8 @@ class StepContext:
         return tensor_parallel_size(self.mesh, self.rules)
 
     @property
-    def axis(self) -> str | None:
-        """Mesh axis of tensor parallelism; None on one device, where reductions are no-ops."""
+    def axis(self) -> MeshAxes | None:
+        """Mesh axes of tensor parallelism; None on one device, where reductions are no-ops."""
         if self.mesh.size == 1:
             return None
         return self.rules.heads if self.num_devices > 1 else None
@@ -121,7 +121,8 @@ class StepContext:
         """The axis as the model's functions take it, with a program's argument `peers`."""
         if self.axis is None:
             return None
-        return TensorAxis(self.axis, None if peers is None else peers[0])
+        own = None if peers is None else peers[0]
+        return TensorAxis(self.axis, own, experts=self.rules.experts)
 
 
 def prefill_step(

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from jaxinfer.config import MAX_LOGPROBS, LogprobsMode
+from jaxinfer.kernels.collectives.tensor_axis import MeshAxes
 from jaxinfer.serving.requests.result import LEFT_VOCAB, NO_TOKEN, NOT_FINITE, OK
 from jaxinfer.serving.sampling.custom import (
     CustomSampler,
@@ -80,7 +81,7 @@ def sample(
     *,
     mode: SamplerMode,
     truncates: bool = True,
-    axis: str | None = None,
+    axis: MeshAxes | None = None,
     max_logprobs: int = MAX_LOGPROBS,
     logprobs_mode: LogprobsMode = "processed_logprobs",
     last_token_ids: jax.Array | None = None,

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Int, Int32
 
+from jaxinfer.kernels.collectives.tensor_axis import MeshAxes
 from jaxinfer.serving.sampling.edits import local_columns
 from jaxinfer.serving.sampling.layout import (
     IN_OUTPUT,
@@ -46,7 +47,7 @@ def count_tokens(
     cleared: Int32[Array, " R"],
     tokens: Int32[Array, "3 T"],
     *,
-    axis: str | None = None,
+    axis: MeshAxes | None = None,
 ) -> Int[Array, "slots V"]:
     """Clear some slots' counts, then count known tokens of prompts and outputs.
 

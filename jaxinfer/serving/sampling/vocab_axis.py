@@ -12,6 +12,8 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float
 
+from jaxinfer.kernels.collectives.tensor_axis import MeshAxes
+
 
 @dataclass(frozen=True)
 class VocabAxis:
@@ -21,7 +23,7 @@ class VocabAxis:
         name: Mesh axis inside `shard_map`; None if the logits are whole, and nothing is exchanged.
     """
 
-    name: str | None = None
+    name: MeshAxes | None = None
 
     def offset(self, width: int) -> jax.Array | int:
         """Return the id of the first local token when each device holds `width` of them."""

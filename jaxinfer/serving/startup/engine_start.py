@@ -20,6 +20,7 @@ from jaxinfer.serving.constraints.constraint import ConstraintSource
 from jaxinfer.serving.engine.engine import Engine
 from jaxinfer.serving.replicas.started_replica import StartedReplica
 from jaxinfer.serving.runner.device_params import describe_params, place_params
+from jaxinfer.serving.runner.experts.placed_experts import PlacedExperts
 from jaxinfer.serving.runner.runner import Runner
 from jaxinfer.serving.sampling.sampler import CustomSampler, LogitsProcessor
 from jaxinfer.serving.scheduler.block_pool import BlockPool
@@ -44,6 +45,7 @@ class StartSettings:
         constraints: makes requests' constraints; None makes none.
         fewest: maps this process's number of KV blocks to the least of all processes.
         draft_head: the head that drafts; None without one.
+        placed_experts: where experts lie that move between devices; None if none do.
     """
 
     model_config: ModelConfig
@@ -57,6 +59,7 @@ class StartSettings:
     constraints: ConstraintSource | None = None
     fewest: Callable[[int], int] = int
     draft_head: DraftHead | None = None
+    placed_experts: PlacedExperts | None = None
 
 
 def start_engine(
@@ -122,6 +125,9 @@ def start_runner(
     """
     wanted = describe_params(params, setup.model_config, mesh, setup.rules)
     placed = place_params(params, wanted)
+    if setup.placed_experts is not None:
+        owned = setup.owns_params
+        placed, wanted = setup.placed_experts.at_start(placed, wanted, owned=owned)
     head = setup.draft_head
     if head is not None:
         beside = load_draft_head(head, activation_dtype(wanted), mesh)

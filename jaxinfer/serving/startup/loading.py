@@ -22,6 +22,7 @@ from jaxinfer.model.score_head import SCORE, ScoreHead
 from jaxinfer.model.sharding import (
     ShardingRules,
     check_divisible,
+    num_expert_groups,
     spans_processes,
     tensor_parallel_size,
 )
@@ -43,6 +44,7 @@ from jaxinfer.serving.replicas.meshes import split_mesh
 from jaxinfer.serving.replicas.started_replica import StartedReplica
 from jaxinfer.serving.requests.prompts import PromptReader
 from jaxinfer.serving.runner.device_params import given_dtype
+from jaxinfer.serving.runner.experts.placed_experts import PlacedExperts
 from jaxinfer.serving.sampling.sampler import (
     check_logits_processor,
     check_sampler,
@@ -54,6 +56,7 @@ from jaxinfer.serving.startup.engine_start import (
     compile_ahead,
     start_engine,
 )
+from jaxinfer.serving.startup.expert_groups import choose_expert_groups, choose_slots
 from jaxinfer.serving.startup.mesh import announce_devices, choose_mesh, mesh_of
 from jaxinfer.serving.startup.model_files import (
     read_classifier,
@@ -91,6 +94,7 @@ class Loaded:
         start_up: the parts of the start's time.
         directory: of the model; None for a caller's parameters.
         classifier: the model's classifying head; None for a language model.
+        placed_experts: where experts lie that move between devices; None without `enable_eplb`.
     """
 
     engine: Steppable
@@ -106,6 +110,7 @@ class Loaded:
     start_up: StartUpTimes
     directory: pathlib.Path | None
     classifier: ScoreHead | None
+    placed_experts: PlacedExperts | None = None
 
 
 def load_engine(config: EngineConfig, source: ModelSource) -> Loaded:
@@ -151,14 +156,17 @@ def _load(config: EngineConfig, source: ModelSource, group: ProcessGroup | None)
         generation = GenerationConfig()
     default_params = default_sampling_params(generation)
     mesh = choose_mesh(config, source)
-    meshes = split_mesh(mesh, source.rules)
+    mesh, rules = choose_expert_groups(config, model_config, mesh, source.rules)
+    source = dataclasses.replace(source, rules=rules)
+    meshes = split_mesh(mesh, rules)
     config = dataclasses.replace(config, data_parallel_size=len(meshes))
     if group is not None and len(meshes) > 1:
         raise ValueError(
             f"data_parallel_size is {len(meshes)}, but replicas run in one process and here are "
             f"{group.num_processes}; raise tensor_parallel_size, or start an engine for each host"
         )
-    check_divisible(model_config, tensor_parallel_size(mesh, source.rules))
+    num_groups = num_expert_groups(mesh, rules)
+    check_divisible(model_config, tensor_parallel_size(mesh, rules), num_groups)
     say(config, announce_devices(mesh, group))
     if group is not None:
         hooks = {"logits_processor": source.logits_processor, "sampler": source.sampler}
@@ -182,6 +190,7 @@ def _load(config: EngineConfig, source: ModelSource, group: ProcessGroup | None)
         constraints=constraints,
         fewest=int if group is None else lambda count: min(group.agree("KV blocks", count)),
         draft_head=draft_head,
+        placed_experts=choose_slots(config, model_config, meshes, rules),
     )
     cache = functools.partial(persistent_cache, config.compilation_cache_dir)
     params = source.params or {}
@@ -227,6 +236,7 @@ def _load(config: EngineConfig, source: ModelSource, group: ProcessGroup | None)
         runner.start_up_times(load_s),
         directory,
         classifier,
+        setup.placed_experts,
     )
 
 

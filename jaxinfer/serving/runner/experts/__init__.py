@@ -1,0 +1,1 @@
+"""Experts that lie in slots of devices by a plan, which may change."""
