@@ -199,7 +199,7 @@ def _sum(products: list[tuple[jax.Array, Any]], columns: int) -> jax.Array:
     def multiply(total):
         for first, second in products:
             plgpu.wgmma(total, first, second)
-        plgpu.wgmma_wait(0)
+            plgpu.wgmma_wait(0)  # Its registers may be the next one's.
         return total[...]
 
     return pl.run_scoped(multiply, plgpu.ACC((ROWS, columns), jnp.float32))

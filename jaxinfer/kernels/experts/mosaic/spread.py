@@ -12,8 +12,8 @@ from jaxtyping import Array, Float, Int32
 
 from jaxinfer.kernels.mosaic.rows import load_global, row_layout, store_anyhow
 
-_COLUMNS = 1024  # of a row in registers at once: 16 bytes a thread
-_UNIT = 32
+# Of a row in registers at once, by all threads or by each warp, a power of two a thread.
+_WIDTHS = (1024, 256, 128, 64, 32)
 
 
 def spread(
@@ -30,9 +30,9 @@ def spread(
         ValueError: E is another number.
     """
     T, E = rows.shape
-    if E % _UNIT:
-        raise ValueError(f"columns must number a multiple of {_UNIT}, not {E}")
-    width = next(n for n in range(min(E, _COLUMNS), 0, -_UNIT) if E % n == 0)
+    if E % _WIDTHS[-1]:
+        raise ValueError(f"columns must number a multiple of {_WIDTHS[-1]}, not {E}")
+    width = next(n for n in _WIDTHS if E % n == 0)
     return plgpu.kernel(
         functools.partial(_block, num_places, width),
         out_type=jax.ShapeDtypeStruct((num_places, E), rows.dtype),
@@ -45,7 +45,7 @@ def spread(
 
 def _block(num_places, width, rows, places, out):
     token = lax.axis_index("token")
-    is_wide = width == _COLUMNS
+    is_wide = width == _WIDTHS[0]
     layout = plgpu.Layout.WG_STRIDED((width,), 8) if is_wide else row_layout(1, width).reduce(0)
     pieces = [pl.ds(first, width) for first in range(0, rows.shape[1], width)]
     # All loads before the first store, so that they are in flight together.
