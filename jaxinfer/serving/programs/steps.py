@@ -121,8 +121,7 @@ class StepContext:
         """The axis as the model's functions take it, with a program's argument `peers`."""
         if self.axis is None:
             return None
-        own = None if peers is None else peers[0]
-        return TensorAxis(self.axis, own, experts=self.rules.experts)
+        return TensorAxis(self.axis, None if peers is None else peers[0], False, self.rules.experts)
 
 
 def prefill_step(
