@@ -1,7 +1,7 @@
 """The forward pass over whole sequences, of any family: for training, scoring and comparison."""
 
 import functools
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 
 import jax
 import jax.numpy as jnp
@@ -65,11 +65,13 @@ def residual_stream(
     attention_mask: jax.Array | None = None,
     remat: bool = False,
     watched: Collection[int] = (),
+    change: Callable[[LayerContext], LayerContext] = lambda context: context,
 ) -> tuple[Float[Array, "*batch T E"], dict[int, jax.Array]]:
     """The residual stream behind the last layer, and as it enters some of the layers.
 
     Args and errors as of `forward`, but for:
         watched: indices of layers.
+        change: gives each layer another context, such as one with a tap.
 
     Returns:
         The stream, and for each of these layers the one that it reads.
@@ -85,7 +87,7 @@ def residual_stream(
     rotations = model.rotations(positions, config, x.dtype)
 
     def step_of(index: int, kind: LayerKind) -> LayerStep:
-        context = dense_context(config, kind, rotations[kind.rotation], mask, index)
+        context = change(dense_context(config, kind, rotations[kind.rotation], mask, index))
         layer_step = functools.partial(model.decoder_layer, context=context)
         layer_step = jax.checkpoint(layer_step) if remat else layer_step
         return lambda layer, _, residuals, *rest: (None, [layer_step(layer, residuals[0])])

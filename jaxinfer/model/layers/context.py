@@ -73,7 +73,8 @@ class LayerContext:
         rows: int32 ``[B]``, the rows of ``[T, E]`` whose output is wanted, and which `attend`
             returns; None is all of them. Keys and values are computed of all in any case.
         index: of the layer; None where layers of a kind share a trace.
-        tap: is told ``"attention"``, what `o_proj` reads, and ``"mlp"``, what `down_proj` reads.
+        tap: is told ``"attention"``, what `o_proj` reads, and ``"mlp"``, what `down_proj` reads; of
+            a layer with experts ``"experts"`` in its place, int32 ``[X]``: tokens through each.
     """
 
     config: ModelConfig

@@ -9,6 +9,7 @@ import math
 import jax
 from jaxtyping import Array, Bool, Float
 
+from jaxinfer.kernels.experts.load import expert_load
 from jaxinfer.kernels.experts.xla import mixture, route
 from jaxinfer.kernels.matmul.op import ResidualStream
 from jaxinfer.kernels.norms.xla import rms_norm
@@ -40,8 +41,11 @@ def expert_block(
     rows = hidden.reshape(math.prod(x.shape[:-1]), x.shape[-1])
     k, is_normed = config.experts.experts_per_token, config.experts.norm_topk_prob
     chosen, weights = route(rows, mlp["gate"], k, normalize=is_normed)
+    is_token = _is_token(context)
+    if context.tap is not None:
+        context.tap("experts", expert_load(chosen, is_token, config.experts.num_experts))
     matrices = (mlp["experts"][name] for name in ("gate_proj", "up_proj", "down_proj"))
-    mixed = mixture(rows, chosen, weights, *matrices, is_token=_is_token(context))
+    mixed = mixture(rows, chosen, weights, *matrices, is_token=is_token)
     return ResidualStream(x), mixed.reshape(x.shape)
 
 
