@@ -23,6 +23,7 @@ if TYPE_CHECKING:
         ShuttingDownError,
         StepError,
     )
+    from jaxinfer.expert_statistics import ExpertStatistics
     from jaxinfer.inputs import TextPrompt, TokensPrompt
     from jaxinfer.logprobs import ChosenLogprobs, Logprob
     from jaxinfer.model.architecture import abstract_params, init_params
@@ -78,6 +79,7 @@ __all__ = [
     "EngineConfig",
     "EngineDeadError",
     "EngineRestartingError",
+    "ExpertStatistics",
     "FinishCode",
     "Gauge",
     "Histogram",
@@ -139,6 +141,7 @@ _NAMES_OF = {
         "ShuttingDownError",
         "StepError",
     ),
+    "expert_statistics": ("ExpertStatistics",),
     "inputs": ("TextPrompt", "TokensPrompt"),
     "logprobs": ("ChosenLogprobs", "Logprob"),
     "model.architecture": ("abstract_params", "init_params"),

@@ -171,6 +171,9 @@ class EngineConfig:
         speculative_config: drafts of the tokens to come, verified several at a time: a
             `SpeculativeConfig`, or a dictionary of its fields such as {"method": "ngram"} or
             {"method": "dflash", "model": "DIRECTORY"}. None drafts nothing.
+        expert_statistics: count the tokens that go through each expert, for
+            `LLM.expert_statistics` and a server's metrics: each layer of a step takes a little
+            longer. For models with experts alone.
         device_timeout: seconds that a device may take for one step, and at start for the first runs
             of one program; after that the process ends and names the device and the program,
             because such a wait can't be interrupted. 0 waits forever; None is 300 on a GPU, 60 at
@@ -218,6 +221,7 @@ class EngineConfig:
     show_progress: bool = True
     num_decode_steps: int | None = None
     speculative_config: SpeculativeConfig | None = None
+    expert_statistics: bool = False
     device_timeout: float | None = None
 
     def __post_init__(self) -> None:

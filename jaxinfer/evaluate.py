@@ -1,4 +1,4 @@
-"""`jaxinfer evaluate`: a model's perplexity, and how far it is from another with its vocabulary."""
+"""`jaxinfer evaluate`: a model's perplexity, its distance from another, the use of its experts."""
 
 import json
 import re
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from jaxinfer.cli.evaluation.texts import Window
     from jaxinfer.evaluation import Evaluation, Model
+    from jaxinfer.expert_statistics import ExpertStatistics
     from jaxinfer.model.config import ModelConfig
 
 _BUNDLED = "bundled"
@@ -30,7 +31,8 @@ _EXAMPLES = """examples:
   jaxinfer evaluate ./Qwen3-8B-w8a16 --against Qwen/Qwen3-8B --text chats.jsonl wiki.txt \\
     --max-texts 64 --plot layers.svg --json figures.json
   jaxinfer evaluate Qwen/Qwen3-8B --quantization fp8 --against Qwen/Qwen3-8B --text wiki.txt
-  jaxinfer evaluate Qwen/Qwen3-0.6B --text wiki.txt"""
+  jaxinfer evaluate Qwen/Qwen3-0.6B --text wiki.txt
+  jaxinfer evaluate Qwen/Qwen3-30B-A3B --experts --text wiki.txt --plot experts.svg"""
 
 
 def build_parser() -> CommandParser:
@@ -38,8 +40,8 @@ def build_parser() -> CommandParser:
     parser = CommandParser(
         "evaluate",
         "Measure a model's perplexity over given texts and, against a reference with the same "
-        "vocabulary, KL divergence, equal likeliest tokens and the error of each layer. Both "
-        "models are held at once, on the default device.",
+        "vocabulary, KL divergence, equal likeliest tokens and the error of each layer; or how its "
+        "experts are used. Both models are held at once, on the default device.",
         _EXAMPLES,
     )
     name = f'directory or hub id, or "{_BUNDLED}" for the bundled model'
@@ -48,6 +50,11 @@ def build_parser() -> CommandParser:
         "--against",
         metavar="REFERENCE",
         help="the model that it is compared with (default: none, perplexity alone)",
+    )
+    parser.add_argument(
+        "--experts",
+        action="store_true",
+        help="tell how the tokens are spread over the model's experts, layer by layer",
     )
     parser.add_argument(
         "--quantization",
@@ -88,7 +95,8 @@ def build_parser() -> CommandParser:
     parser.add_argument(
         "--plot",
         metavar="FILE.svg",
-        help="write a chart of the layers' errors to a file (default: no)",
+        help="write a chart of the layers' errors to a file, with --experts a heat map of "
+        "layers and experts (default: no)",
     )
     parser.add_argument(
         "--worst",
@@ -104,8 +112,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; returns its exit status."""
     parser = build_parser()
     arguments = parser.parse_args(argv)
+    if arguments.experts and arguments.against is not None:
+        parser.error("--experts is about one model; leave --against out")
     for flag in ("plot", "worst"):
-        if arguments.against is None and getattr(arguments, flag) is not None:
+        shows_experts = arguments.experts and flag == "plot"
+        if arguments.against is None and getattr(arguments, flag) is not None and not shows_experts:
             parser.error(f"--{flag} compares two models; give the other one as --against")
     if arguments.plot is not None and Path(arguments.plot).suffix != ".svg":
         parser.error(f"--plot must end in .svg, got {arguments.plot}")
@@ -121,27 +132,34 @@ def _run(arguments: "argparse.Namespace") -> int:
     names = [name for name in (arguments.model, arguments.against) if name is not None]
     directories = [_directory(name) for name in names]
     configs = _configs(directories)
+    if arguments.experts:
+        _check_experts(arguments.model, configs[0])
     if arguments.quantization is not None:
         configs[0] = with_scheme(configs[0], arguments.quantization)
     windows, max_tokens = _windows(arguments, directories, configs)
     # With factors for texts of this length, where a model has several.
     configs = [config.for_context(max_tokens) for config in configs]
     dtypes = [arguments.dtype if arguments.dtype != "auto" else each.dtype for each in configs]
-    evaluation = _evaluate(directories, configs, dtypes, windows, arguments)
+    evaluation, experts = _evaluate(directories, configs, dtypes, windows, arguments)
     # Behind start_platform, since it imports JAX.
+    from jaxinfer.cli.evaluation.experts import expert_lines, expert_values
     from jaxinfer.cli.evaluation.report import evaluation_values, report_lines
 
     about = {"model": arguments.model, "reference": arguments.against, "dtypes": dtypes}
     for what, name, dtype in zip(("model", "reference"), names, dtypes, strict=False):
         print(f"{what} {name}, computed in {dtype}")
     print("\n".join(report_lines(evaluation, windows, arguments.worst or _WORST)))
+    if experts is not None:
+        print("\n".join(expert_lines(experts)))
     if arguments.json is not None:
         values = evaluation_values(evaluation, windows, about | {"max_tokens": max_tokens})
+        if experts is not None:
+            values["experts"] = expert_values(experts)
         Path(arguments.json).write_text(
             json.dumps(values, indent=2, ensure_ascii=False) + "\n", "utf-8"
         )
     if arguments.plot is not None:
-        _plot(arguments, evaluation)
+        _plot(arguments, evaluation, experts)
     return OK
 
 
@@ -163,6 +181,13 @@ def _configs(directories: Sequence[Path]) -> "list[ModelConfig]":
             "models with one vocabulary"
         )
     return configs
+
+
+def _check_experts(name: str, config: "ModelConfig") -> None:
+    if config.experts is None or not config.experts.layers(config.num_hidden_layers):
+        raise ValueError(
+            f"{name} has no experts (model_type {config.model_type}); leave --experts out"
+        )
 
 
 def _windows(
@@ -192,12 +217,12 @@ def _evaluate(
     dtypes: Sequence[str],
     windows: "Sequence[Window]",
     arguments: "argparse.Namespace",
-) -> "Evaluation":
-    """Load the models, and run them over the windows."""
+) -> "tuple[Evaluation, ExpertStatistics | None]":
+    """Load the models, and run them over the windows; with `--experts` a second time."""
     from jaxinfer.cli.platform import start_platform
 
     start_platform()
-    from jaxinfer.evaluation import compare
+    from jaxinfer.evaluation import compare, expert_use
     from jaxinfer.progress import ProgressBar
     from jaxinfer.serving.compile.cache.persistent_cache import persistent_cache
 
@@ -210,10 +235,14 @@ def _evaluate(
         texts = [window.token_ids for window in windows]
         with ProgressBar(len(texts), "Evaluating", enabled=shown, unit="text") as bar:
             try:
-                return compare(models[0], reference, texts, bar.update)
+                evaluation = compare(models[0], reference, texts, bar.update)
             except ValueError as error:
                 named = _INDEX.sub(lambda found: windows[int(found[1])].where, str(error))
                 raise ValueError(named) from None
+        if not arguments.experts:
+            return evaluation, None
+        with ProgressBar(len(texts), "Counting tokens of experts", enabled=shown) as bar:
+            return evaluation, expert_use(models[0], texts, bar.update)
 
 
 def _load(directory: Path, config: "ModelConfig", dtype: str, *, shown: bool) -> "Model":
@@ -225,9 +254,16 @@ def _load(directory: Path, config: "ModelConfig", dtype: str, *, shown: bool) ->
         return Model(config, load_params(directory, config, dtype, progress=bar.advance_to))
 
 
-def _plot(arguments: "argparse.Namespace", evaluation: "Evaluation") -> None:
+def _plot(
+    arguments: "argparse.Namespace", evaluation: "Evaluation", experts: "ExpertStatistics | None"
+) -> None:
     from jaxinfer.evaluation.chart import layer_chart
+    from jaxinfer.evaluation.heat_map import heat_map
 
+    if experts is not None:
+        title = f"Experts of {Path(arguments.model).name}"
+        Path(arguments.plot).write_text(heat_map(experts, title), "utf-8")
+        return
     if evaluation.layer_errors is None:
         raise ValueError(
             f"{arguments.plot}: not written, since the models' layers can't be compared"

@@ -11,6 +11,7 @@ from jaxinfer import ModelConfig, Quantization, load_params, save_params
 from jaxinfer.__main__ import dispatch
 from jaxinfer.evaluation import comparison
 from jaxinfer.model.checkpoint.hub import BUNDLED_MODEL
+from jaxinfer.model.experts import Experts
 from jaxinfer.model.quantized.params import quantize_params
 from jaxinfer.testing import tiny_params
 from tests.model import tiny
@@ -90,6 +91,34 @@ def test_two_models_are_compared_for_people_and_programs(run, tmp_path):
     assert "int8 against plain" in "".join(chart.itertext())
 
 
+def test_the_use_of_experts_is_printed_written_and_drawn(run, home, tmp_path):
+    experts = Experts(6, 2, 16, dense_layers=(1,))
+    config = dataclasses.replace(
+        CONFIG, model_type="qwen3_moe", num_hidden_layers=3, experts=experts
+    )
+    _write(home / "moe", config, tiny_params(config))
+    files = f"--json {tmp_path}/a.json --plot {tmp_path}/experts.svg"
+    output = run(f"moe --experts --text story.txt lines.jsonl {files} -q")
+    figures = json.loads((tmp_path / "a.json").read_text())
+    use = figures["experts"]
+    assert (use["layers"], use["steps"]) == ([0, 2], 3)
+    tokens = figures["tokens"] + 3  # the first of each text is not predicted
+    assert [sum(load) for load in use["load"]] == [2 * tokens] * 2
+    lines = output.out.splitlines()
+    at = lines.index("experts: 6 in each of 2 layers; a step is a text") + 1
+    assert lines[at].split() == ["layer", "imbalance", "distinct", "unused", "hottest", "experts"]
+    assert len(lines) == at + 3
+    for line, row in zip(lines[at + 1 :], range(2), strict=True):
+        load = use["load"][row]
+        first = max(range(6), key=lambda i: (load[i], -i))
+        words = line.split()
+        assert words[:2] == [str(use["layers"][row]), f"{use['imbalance'][row]:.2f}"]
+        assert words[2:4] == [f"{use['distinct'][row]:.1f}", str(load.count(0))]
+        assert words[4:6] == [str(first), f"({load[first] / sum(load):.1%}),"]
+    chart = ElementTree.fromstring((tmp_path / "experts.svg").read_text())
+    assert "Experts of moe" in "".join(chart.itertext())
+
+
 def test_one_model_has_a_perplexity_and_nothing_else(run, tmp_path):
     output = run(f"plain --text story.txt --max-tokens 8 --max-texts 2 --json {tmp_path}/a.json")
     figures = json.loads((tmp_path / "a.json").read_text())
@@ -157,6 +186,7 @@ def others(home):
         ("plain --text story.txt --max-tokens 65", "--max-tokens must be from 2 to 64"),
         ("plain --text story.txt --json gone/a", "gone/a: can't be written: gone is no directory"),
         ("plain --text story.txt --json plain", "plain: is a directory; give a file"),
+        ("plain --text story.txt --experts", "plain has no experts (model_type qwen3); leave"),
     ],
 )
 def test_a_mistake_is_one_line_before_weights_are_read(run, others, line, named, monkeypatch):
@@ -199,6 +229,8 @@ def test_memory_that_runs_out_names_the_flags_that_help(run, monkeypatch):
         ("--text story.txt", "required: model"),
         ("plain --text story.txt --plot a.svg", "--plot compares two models"),
         ("plain --text story.txt --worst 2", "--worst compares two models"),
+        ("plain --text story.txt --experts --worst 2", "--worst compares two models"),
+        ("plain --against int8 --text story.txt --experts", "--experts is about one model"),
         ("plain --against int8 --text story.txt --plot a.png", "--plot must end in .svg"),
         ("plain --text story.txt --max-texts 0", "--max-texts: expected one positive integer"),
     ],

@@ -98,10 +98,9 @@ def _read(
     models: Sequence[Model], token_ids: Sequence[int]
 ) -> tuple[list[Streams], list[np.ndarray]]:
     """The padded residual streams of each model, and the fields of `TextFigures` for a text."""
-    length = 1 << (max(len(token_ids), _LEAST_LENGTH) - 1).bit_length()
-    padded = np.zeros(length + 1, np.int32)
-    padded[: len(token_ids)] = token_ids
-    states = [text_states(each.params, each.config, jnp.asarray(padded[:-1])) for each in models]
+    ids = padded(token_ids)
+    length, behind = len(ids), np.append(ids, np.int32(0))
+    states = [text_states(each.params, each.config, jnp.asarray(ids)) for each in models]
     heads = [architecture_of(each.config).head_params(each.params) for each in models]
     count = min(length, _chunk(models[0].config.vocab_size))
     chunks: list[list[jax.Array]] = []
@@ -110,13 +109,20 @@ def _read(
             log_probabilities(head, each.config, hidden, jnp.int32(start), count)
             for each, head, (_, hidden) in zip(models, heads, states, strict=True)
         ]
-        following = jnp.asarray(padded[start + 1 : start + 1 + count])
+        following = jnp.asarray(behind[start + 1 : start + 1 + count])
         chunks.append([nlls(each, following) for each in log_probs])
         if len(models) == 2:
             chunks[-1] += divergences(*log_probs)
     rows = [np.concatenate(each) for each in zip(*jax.device_get(chunks), strict=True)]
     rows = [row.astype(np.float64) if row.dtype != bool else row for row in rows]
     return [streams for streams, _ in states], [row[: len(token_ids) - 1] for row in rows]
+
+
+def padded(token_ids: Sequence[int]) -> np.ndarray:
+    """Int32, with zeros behind the text up to a power of two."""
+    ids = np.zeros(1 << (max(len(token_ids), _LEAST_LENGTH) - 1).bit_length(), np.int32)
+    ids[: len(token_ids)] = token_ids
+    return ids
 
 
 def _chunk(vocab_size: int) -> int:

@@ -37,6 +37,10 @@ class Experts:
         whole_number("moe_intermediate_size", self.intermediate_size, 1, _LARGEST_WIDTH)
         flag("norm_topk_prob", self.norm_topk_prob)
 
+    def layers(self, num_layers: int) -> tuple[int, ...]:
+        """The indices of layers with experts, of a model with this number of layers."""
+        return tuple(i for i in range(num_layers) if i not in self.dense_layers)
+
     def check_model(self, config: Any) -> None:
         """Check that a `ModelConfig` can have these experts.
 

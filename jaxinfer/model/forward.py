@@ -2,7 +2,6 @@
 
 import functools
 from collections.abc import Callable, Collection
-from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
@@ -13,15 +12,7 @@ from jaxinfer.kernels.matmul.xla import precision
 from jaxinfer.model.architecture import activation_dtype, architecture_of
 from jaxinfer.model.config import ModelConfig
 from jaxinfer.model.layer_kind import LayerKind
-from jaxinfer.model.layers.context import (
-    Heads,
-    LayerContext,
-    LayerStep,
-    Params,
-    Parts,
-    Rotation,
-    Tap,
-)
+from jaxinfer.model.layers.context import Heads, LayerContext, LayerStep, Params, Parts, Rotation
 from jaxinfer.model.layers.decoder import run_layers
 from jaxinfer.model.layers.watching import watching
 
@@ -74,13 +65,13 @@ def residual_stream(
     attention_mask: jax.Array | None = None,
     remat: bool = False,
     watched: Collection[int] = (),
-    tap_of: Callable[[int], Tap] | None = None,
+    change: Callable[[LayerContext], LayerContext] = lambda context: context,
 ) -> tuple[Float[Array, "*batch T E"], dict[int, jax.Array]]:
     """The residual stream behind the last layer, and as it enters some of the layers.
 
     Args and errors as of `forward`, but for:
         watched: indices of layers.
-        tap_of: the tap of each layer, by its index, which is told of tracers; not with `remat`.
+        change: gives each layer another context, such as one with a tap.
 
     Returns:
         The stream, and for each of these layers the one that it reads.
@@ -96,8 +87,7 @@ def residual_stream(
     rotations = model.rotations(positions, config, x.dtype)
 
     def step_of(index: int, kind: LayerKind) -> LayerStep:
-        context = dense_context(config, kind, rotations[kind.rotation], mask, index)
-        context = context if tap_of is None else replace(context, tap=tap_of(index))
+        context = change(dense_context(config, kind, rotations[kind.rotation], mask, index))
         layer_step = functools.partial(model.decoder_layer, context=context)
         layer_step = jax.checkpoint(layer_step) if remat else layer_step
         return lambda layer, _, residuals, *rest: (None, [layer_step(layer, residuals[0])])

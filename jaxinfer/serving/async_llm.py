@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxinfer.errors import JaxinferError
+from jaxinfer.expert_statistics import ExpertStatistics
 from jaxinfer.model.text.tokenizer import Tokenizer
 from jaxinfer.outputs import EmbeddingOutput, RequestOutput
 from jaxinfer.rollouts.mapping import ParamsMapping
@@ -219,6 +220,11 @@ class AsyncLLM(Door):
     async def get_metrics(self) -> list[Metric]:
         """What the engine counts: vLLM's names, prefixed "jaxinfer:", over all replicas."""
         return await self._handle.driver.call_async(self._handle.metrics)
+
+    async def expert_statistics(self, *, reset: bool = False) -> ExpertStatistics:
+        """How tokens were spread over the experts: see `LLM.expert_statistics`."""
+        experts = self._handle.loaded.experts
+        return await self._handle.driver.call_async(lambda: experts.read(reset=reset))
 
     async def start_profile(self, directory: str | os.PathLike[str]) -> None:
         """Record what host and devices do, until `stop_profile`: see `LLM.start_profile`."""

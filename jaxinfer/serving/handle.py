@@ -9,7 +9,7 @@ from jaxinfer.config import EngineConfig
 from jaxinfer.serving.call_arguments import CallArguments
 from jaxinfer.serving.compile.jax_settings import JaxSettings
 from jaxinfer.serving.driver.driver import Driver
-from jaxinfer.serving.engine.metrics import Metric
+from jaxinfer.serving.engine.metrics import Metric, expert_metrics
 from jaxinfer.serving.pooling.head_reader import HeadReader
 from jaxinfer.serving.pooling.task import HeadRows
 from jaxinfer.serving.processes.engines import Follower
@@ -105,7 +105,7 @@ class Handle:
         """What the engine counts, all replicas together; for the engine's thread."""
         return self.loaded.engine.counts().metrics(
             num_compilations=self.num_compilations, compile_seconds=self.compile_seconds
-        )
+        ) + expert_metrics(self.loaded.experts.total())
 
     @property
     def is_closed(self) -> bool:

@@ -34,15 +34,15 @@ from jaxinfer.serving.driver.pauses import InFlightPolicy
 from jaxinfer.serving.driver.sleep_state import PauseMode, SleepTag
 from jaxinfer.serving.engine.metrics import Metric
 from jaxinfer.serving.expert_balance import ExpertBalance, RebalancedExperts
+from jaxinfer.serving.expert_door import ExpertDoor
 from jaxinfer.serving.handle_start import start_handle
 from jaxinfer.serving.memory_handover import MemoryHandover
 from jaxinfer.serving.pooling.task import ONLY_POOLS
-from jaxinfer.serving.pooling_door import PoolingDoor
 from jaxinfer.serving.profiles import Profiles
 from jaxinfer.serving.sampling.sampler import CustomSampler, LogitsProcessor
 
 
-class LLM(PoolingDoor):
+class LLM(ExpertDoor):
     """A model that generates, chats and scores.
 
     All methods may be called from several threads; requests of all of them share the batch, which a

@@ -1,7 +1,8 @@
 """How evenly experts are used: a loss that keeps all of them in use, and what came of it."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from dataclasses import replace
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -12,6 +13,7 @@ from jaxinfer.model.architecture import architecture_of
 from jaxinfer.model.config import ModelConfig
 from jaxinfer.model.experts import Experts
 from jaxinfer.model.forward import residual_stream
+from jaxinfer.model.layers.context import LayerContext
 
 BALANCE_WEIGHT = 0.01
 """What `imbalance` weighs against a nat of the next token."""
@@ -22,7 +24,11 @@ def logits_and_routers(
 ) -> tuple[jax.Array, list[jax.Array]]:
     """`forward`'s logits, and each layer's router's probabilities, float32 ``[T, X]``."""
     told: dict[int, dict[str, jax.Array]] = {i: {} for i in range(config.num_hidden_layers)}
-    x, _ = residual_stream(params, config, token_ids, tap_of=lambda index: told[index].__setitem__)
+
+    def tapped(context: LayerContext) -> LayerContext:
+        return replace(context, tap=told[cast("int", context.index)].__setitem__)
+
+    x, _ = residual_stream(params, config, token_ids, change=tapped)
     layers = params["model"]["layers"]
     routers = [
         jax.nn.softmax(linear(each["router"], layers[str(i)]["mlp"]["gate"]).astype(jnp.float32))

@@ -64,7 +64,7 @@ def trace_host_step(llm: LLM) -> list[Called]:
 
     def step() -> None:
         replica.engine.step()
-        replica.runner._launches.wait()  # which is no part of a step
+        replica.runner.launches.wait()  # which is no part of a step
 
     called = driver.call(lambda: trace(step))
     if replica.engine.counts().steps.decode_steps != before + 1:

@@ -2,8 +2,9 @@
 
 import collections
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -14,6 +15,16 @@ from jaxinfer.kernels.attention.page_limit import most_pages
 from jaxinfer.kernels.attention.pages import Pages
 
 _PAGE_AXES = 4  # of keys and of values
+
+
+class Tally(NamedTuple):
+    """An entry of the KV cache that is no pages: every step adds to it, whatever its tokens.
+
+    Attributes:
+        counts: an array, whole on every device.
+    """
+
+    counts: Any
 
 
 @dataclass(frozen=True)
@@ -42,7 +53,7 @@ class KVCacheSpec:
         dtype: of keys and values in pages, independent of the activations'; int8 has scales, too.
         sharding: of the layers' pages, split over K alone.
         beside: for each further entry of the cache, a tree of ``jax.ShapeDtypeStruct``: what it
-            holds of a token, whole on every device.
+            holds of a token, whole on every device; or a `Tally` of one, which no block is part of.
     """
 
     layers: tuple[LayerPages, ...]
@@ -55,18 +66,23 @@ class KVCacheSpec:
     @property
     def kv(self) -> tuple[Any, ...]:
         """The whole cache, over all devices."""
-        return self.blocks(self.num_blocks)
+        return self._entries(self.num_blocks, self.beside)
 
     def blocks(self, count: int) -> tuple[Any, ...]:
         """Shapes of a number of blocks, as they also travel to and from the host."""
+        return self._entries(count, paged(self.beside))
+
+    def _entries(self, count: int, beside: tuple[Any, ...]) -> tuple[Any, ...]:
         layers = [self._describe(layer, count) for layer in self.layers]
         whole = NamedSharding(self.sharding.mesh, PartitionSpec())
 
-        def pages(token: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
-            shape = (count, self.block_size, *token.shape)
-            return jax.ShapeDtypeStruct(shape, token.dtype, sharding=whole)
+        def pages(of: Any) -> Any:
+            if isinstance(of, Tally):
+                return Tally(of.counts.update(sharding=whole))
+            shape = (count, self.block_size, *of.shape)
+            return jax.ShapeDtypeStruct(shape, of.dtype, sharding=whole)
 
-        return (*layers, *jax.tree.map(pages, self.beside))
+        return (*layers, *jax.tree.map(pages, beside, is_leaf=_is_tally))
 
     @property
     def block_bytes(self) -> int:
@@ -98,6 +114,21 @@ class KVCacheSpec:
             return Pages(each, each)
         scale = jax.ShapeDtypeStruct(shape[:3], jnp.float32, sharding=self.sharding)
         return Pages(each, each, scale, scale)
+
+
+def paged(entries: Sequence[Any]) -> tuple[Any, ...]:
+    """The entries of a KV cache that are pages."""
+    return tuple(entry for entry in entries if not _is_tally(entry))
+
+
+def with_pages(entries: Sequence[Any], pages: Sequence[Any]) -> tuple[Any, ...]:
+    """The entries of a KV cache with other pages, in the order of `paged`."""
+    others = iter(pages)
+    return tuple(entry if _is_tally(entry) else next(others) for entry in entries)
+
+
+def _is_tally(entry: Any) -> bool:
+    return isinstance(entry, Tally)
 
 
 def _shard_bytes(leaf: jax.ShapeDtypeStruct) -> int:

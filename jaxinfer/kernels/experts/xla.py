@@ -28,7 +28,8 @@ def route(
     """The experts of each token, likeliest first, and their weights.
 
     The softmax over all experts is float32; its logits and the weights are rounded to the dtype of
-    `hidden`, where Hugging Face's models round them.
+    `hidden`, where Hugging Face's models round them. A token of which a logit is NaN or plus
+    infinity has weights of NaN, for the first experts.
 
     Args:
         hidden: what the experts read.
@@ -37,7 +38,12 @@ def route(
         normalize: weights of a token are divided by their sum.
     """
     logits = linear(hidden, gate).astype(jnp.float32)
-    weights, chosen = jax.lax.top_k(jax.nn.softmax(logits, axis=-1), num_chosen)
+    probabilities = jax.nn.softmax(logits, axis=-1)
+    weights, chosen = jax.lax.top_k(probabilities, num_chosen)
+    # One logit makes all of a token's NaN, of which `top_k` may give anything, by platform.
+    fails = jnp.isnan(probabilities[:, :1])
+    weights = jnp.where(fails, jnp.nan, weights)
+    chosen = jnp.where(fails, jnp.arange(num_chosen, dtype=jnp.int32)[None], chosen)
     if normalize:
         weights = weights / jnp.sum(weights, axis=-1, keepdims=True)
     return chosen, narrow(weights, hidden.dtype)
@@ -92,7 +98,7 @@ def expert_outputs(
     """
     sorting = _sort(chosen, gate.shape[0])
 
-    def add_block(block: jax.Array, outputs: jax.Array) -> jax.Array:
+    def add_block(block: jax.Array | int, outputs: jax.Array) -> jax.Array:
         expert, slots = sorting.block(block)
         rows = _rows(hidden, slots // chosen.shape[1])
         made = _expert(rows, gate[expert], up[expert], down[expert])
@@ -116,7 +122,7 @@ def _backward(
     hidden, chosen, *matrices = inputs
     sorting, flat = _sort(chosen, matrices[0].shape[0]), gradient.reshape(chosen.size, -1)
 
-    def add_block(block: jax.Array, sums: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+    def add_block(block: jax.Array | int, sums: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
         expert, slots = sorting.block(block)
         rows = _rows(hidden, slots // chosen.shape[1])
         _, pull = jax.vjp(_expert, rows, *(each[expert] for each in matrices))
@@ -177,7 +183,7 @@ class _Sorting(NamedTuple):
         """Blocks that have a row."""
         return self.ends[-1]
 
-    def block(self, index: jax.Array) -> tuple[Int32[Array, ""], Int32[Array, " M"]]:
+    def block(self, index: jax.Array | int) -> tuple[Int32[Array, ""], Int32[Array, " M"]]:
         """Expert and slots of a block, all different: those of no row are far beyond the last."""
         expert = jnp.sum(self.ends <= index, dtype=jnp.int32)
         start, end = self.starts[expert], self.starts[expert + 1]

@@ -74,7 +74,8 @@ class LayerContext:
             returns; None is all of them. Keys and values are computed of all in any case.
         index: of the layer; None where layers of a kind share a trace.
         tap: is told ``"attention"``, what `o_proj` reads, and ``"mlp"``, what `down_proj` reads; of
-            experts ``"router"``, what their router and they read, one row a token.
+            a layer with experts ``"router"``, what the router reads, one row a token, and in the
+            place of the latter ``"experts"``, int32 ``[X]``: tokens through each.
     """
 
     config: ModelConfig

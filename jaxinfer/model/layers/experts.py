@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int32
 
 from jaxinfer.kernels.collectives.tensor_axis import TensorAxis
+from jaxinfer.kernels.experts.load import expert_load
 from jaxinfer.kernels.experts.op import mix, mix_add, route
 from jaxinfer.kernels.matmul.op import ResidualStream
 from jaxinfer.model.layers import decoder
@@ -47,6 +48,7 @@ def expert_block(layer: Params, residual: ResidualStream, context: LayerContext)
     is_token = _is_token(context)
     if context.tap is not None:
         context.tap("router", routed.hidden)
+        context.tap("experts", expert_load(routed.chosen, is_token, config.num_experts))
     matrices = [mlp["experts"][name] for name in ("gate_proj", "up_proj", "down_proj")]
     if context.axis is None:
         return mix_add(routed, norm, matrices, is_token=is_token, eps=eps, kernels=kernels)

@@ -36,6 +36,10 @@ _HELP = {
     "prefill_attention_pairs": "Pairs of a prompt token and a token that it attends to.",
     "decode_context_tokens": "Tokens whose keys and values decode steps read.",
     "iteration_tokens_total": "Tokens fed by a step.",
+    "expert_steps": "Steps of the model that had a token.",
+    "expert_tokens": "Pairs of a token and an expert that it went through.",
+    "expert_distinct": "Experts that a step's tokens went through, summed over the steps.",
+    "expert_imbalance": "Tokens of the busiest expert by those of a mean one, since the start.",
     "engine_step_floor_seconds": "Least seconds of the steps: decodes by bytes, prefills by "
     "operations.",
     "decode_mbu_perc": "Share of the memory's speed that decode steps reach.",

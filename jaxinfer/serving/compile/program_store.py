@@ -16,6 +16,7 @@ from typing import Any
 import jax
 import jax.export
 
+from jaxinfer.kernels.attention.kv_cache_spec import Tally
 from jaxinfer.kernels.attention.pages import Pages
 from jaxinfer.serving.compile.cache.entries import Entries
 from jaxinfer.serving.programs.programs import Program
@@ -44,7 +45,7 @@ _TOLD = (
 )
 
 # The only arguments that are more than tuples and dictionaries of arrays.
-for _kind in (Pages, SamplingArrays, SlotState, LogitEdits, DraftState, DraftPages):
+for _kind in (Pages, Tally, SamplingArrays, SlotState, LogitEdits, DraftState, DraftPages):
     jax.export.register_namedtuple_serialization(
         _kind, serialized_name=f"jaxinfer.{_kind.__name__}"
     )

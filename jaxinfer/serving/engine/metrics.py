@@ -5,6 +5,7 @@ import itertools
 from collections.abc import Mapping, Sequence
 from typing import get_args
 
+from jaxinfer.expert_statistics import ExpertStatistics
 from jaxinfer.outputs import FinishReason
 from jaxinfer.serving.engine.step_counts import STEP_TOKEN_BOUNDS, StepCounts
 from jaxinfer.serving.requests.draft_record import DraftCounts
@@ -146,6 +147,22 @@ class RequestCounts:
             for place, n in enumerate(self.drafts.num_accepted_at)
         ]
         return metrics + _step_metrics(self.steps)
+
+
+def expert_metrics(experts: ExpertStatistics | None) -> list[Metric]:
+    """How experts were used, as metrics of each layer; not of each expert, which are too many."""
+    if experts is None:
+        return []
+    columns = (experts.load.sum(axis=1), experts.num_distinct, experts.imbalance)
+    metrics: list[Metric] = [Counter("jaxinfer:expert_steps", experts.steps)]
+    for layer, tokens, distinct, imbalance in zip(experts.layers, *columns, strict=True):
+        labels = {"layer": str(layer)}
+        metrics += [
+            Counter("jaxinfer:expert_tokens", int(tokens), labels),
+            Counter("jaxinfer:expert_distinct", int(distinct), labels),
+            Gauge("jaxinfer:expert_imbalance", float(imbalance), labels),
+        ]
+    return metrics
 
 
 def _step_metrics(steps: StepCounts) -> list[Metric]:

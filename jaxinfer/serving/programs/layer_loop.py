@@ -19,7 +19,15 @@ class LayerLoop(Protocol):
         ...
 
     def beside(self, dtype: Any) -> tuple[Any, ...]:
-        """Further entries of the KV cache: trees of ``jax.ShapeDtypeStruct`` of one token."""
+        """Further entries of the KV cache, as `KVCacheSpec.beside` describes them."""
+        ...
+
+    def layer(self, step: Callable[..., Any], /) -> LayerStep:
+        """A layer's function, jitted; of each layer `__call__` gets what this one returns.
+
+        Args:
+            step: a `LayerStep` that may also be given a `tap`.
+        """
         ...
 
     def __call__(

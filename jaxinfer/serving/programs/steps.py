@@ -9,9 +9,9 @@ from its block pool, token ids are checked by the host or come from the sampler,
 [0, V); and each gather here says ``mode="clip"``, each scatter ``mode="drop"``, on purpose.
 """
 
-import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache, partial
 from typing import Any
 
 import jax
@@ -29,7 +29,7 @@ from jaxinfer.model.architecture import Architecture, architecture_of
 from jaxinfer.model.config import ModelConfig
 from jaxinfer.model.layer_kind import LayerKind
 from jaxinfer.model.layers import decoder
-from jaxinfer.model.layers.context import LayerContext, LayerStep, Parts, Rotation
+from jaxinfer.model.layers.context import LayerContext, LayerStep, Parts, Rotation, Tap
 from jaxinfer.model.sharding import ShardingRules, tensor_parallel_size
 from jaxinfer.serving.programs.layer_loop import LayerLoop
 from jaxinfer.serving.programs.layout import DecodeShape, PrefillShape, SampledRows
@@ -47,7 +47,7 @@ Forward = Callable[..., tuple[KVCache, Array, Array]]
 class EveryLayer:
     """The loop over layers of an engine without a draft head: it keeps nothing beside."""
 
-    num_probed = 2
+    num_probed, layer = 2, staticmethod(jax.jit)
 
     def beside(self, dtype: Any) -> tuple[Any, ...]:
         """Nothing."""
@@ -58,7 +58,7 @@ class EveryLayer:
         return decoder.run_layers(params["model"]["layers"], *args, **options)
 
 
-_EVERY_LAYER = EveryLayer()
+EVERY_LAYER = EveryLayer()
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ class StepContext:
     max_logprobs: int = MAX_LOGPROBS
     logprobs_mode: LogprobsMode = "processed_logprobs"
     kv_cache_dtype: KVCacheDType = "auto"
-    loop: LayerLoop = _EVERY_LAYER
+    loop: LayerLoop = EVERY_LAYER
 
     @property
     def architecture(self) -> Architecture:
@@ -244,7 +244,7 @@ def run_layers(
     rotations = [model.rotations(part.positions, config, context.dtype) for part in parts]
     # The barrier keeps XLA from computing cosines again inside every layer.
     rotations = jax.lax.optimization_barrier(rotations)
-    step_of = functools.cache(lambda kind: layer_function(kind, context, axis, max_query_len))
+    step_of = cache(lambda kind: layer_function(kind, context, axis, max_query_len))
     return context.loop(
         params,
         model.layer_kinds(config),
@@ -265,7 +265,6 @@ def layer_function(
     """The function of one kind of layer, traced and lowered once: a jit inside a jit is cached."""
     config, kernels, model = context.config, context.kernels, context.architecture
 
-    @jax.jit
     def layer_step(
         layer: Mapping[str, Any],
         pages: Pages,
@@ -273,6 +272,7 @@ def layer_function(
         rotations: Sequence[Rotation],
         tokens: Sequence[StepInputs],
         rows: Array | None,
+        tap: Tap | None = None,
     ) -> tuple[Pages, Sequence[ResidualStream]]:
         def attend(
             part: StepInputs,
@@ -287,7 +287,7 @@ def layer_function(
             return mixed
 
         contexts = [
-            LayerContext(config, kind, functools.partial(attend, *of), axis, kernels, of[0], rows)
+            LayerContext(config, kind, partial(attend, *of), axis, kernels, of[0], rows, tap=tap)
             for of in zip(tokens, rotations, strict=True)
         ]
         if len(contexts) == 1:
@@ -297,7 +297,7 @@ def layer_function(
             behind = model.overlapped_layer(layer, residuals, contexts)
         return pages, behind  # read after attention has replaced them
 
-    return layer_step
+    return context.loop.layer(layer_step)
 
 
 def embedded(

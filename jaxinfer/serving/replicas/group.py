@@ -6,7 +6,7 @@ import logging
 import queue
 import random
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from jaxinfer.errors import StepError
@@ -88,6 +88,11 @@ class ReplicaGroup:
         for member in self._members:
             total.add(member.replica.engine.counts())
         return total
+
+    def call_each[T](self, actions: Sequence[Callable[[], T]]) -> list[T]:
+        """Run an action for each replica, removed ones included, in the thread that runs it."""
+        pairs = zip(self._members, actions, strict=True)
+        return [member.replica.call(action) for member, action in pairs]
 
     def add(self, request: NewRequest) -> None:
         """Enqueue a request without waiting for a replica's step.

@@ -54,7 +54,8 @@ class Runner:
         owns_params: whether the runner alone holds the parameters, so that they may be overwritten.
 
     Attributes:
-        launcher: launches programs, and holds the arrays that they run on.
+        launcher: launches programs, in `launches`, and holds the arrays that they run on.
+        before_free: is given the KV cache before its memory is freed, if there is one.
         num_kv_blocks: P, block 0 included.
         num_host_blocks: blocks of host memory for swapping.
         compiles_ahead: whether `compile_all` is wanted before the first request.
@@ -114,7 +115,7 @@ class Runner:
         self._device_name = f"{device} ({device.device_kind})"
         self._watchdog = Watchdog(config.step_time_limit(plan.platform), self._device_name)
         self._await_each = plan.platform == "cpu" and self._mesh.devices.size > 1
-        self._launches = LaunchThread(JaxSettings.here().held)
+        self.launches = LaunchThread(JaxSettings.here().held)
         self.launcher = StepLauncher(
             Resident(params, self.weights.head),
             plan,
@@ -123,6 +124,7 @@ class Runner:
             await_each=self._await_each,
         )
         self.span: EnterSpan = contextlib.nullcontext
+        self.before_free: Callable[[Any], None] = lambda kv: None
         self._peer_buffers: list[peer_buffers.PeerBuffers] = []
         self.compiles_ahead = config.compiles_ahead(plan.platform)
         if not self.compiles_ahead:
@@ -243,7 +245,7 @@ class Runner:
         """
         if self.resident.kv is not None and not self._is_one_process:
             raise RuntimeError("several processes can't go back to the same step")
-        self._launches.wait()
+        self.launches.wait()
         start = time.perf_counter()
         # First, because that waits for all GPUs to finish steps that write to the old ones.
         fresh = [peer_buffers.allocate(peers) for peers in self._programs.peers]
@@ -270,7 +272,7 @@ class Runner:
             TypeError: a leaf is no array.
             StepError: writing failed when the old weights were gone already.
         """
-        self._launches.wait()
+        self.launches.wait()
         self.weights.update(params)
         self._use_weights()
 
@@ -283,7 +285,7 @@ class Runner:
         Raises:
             Exception: there is too little host memory; nothing has changed.
         """
-        self._launches.wait()
+        self.launches.wait()
         self.weights.sleep(keep=keep_params)
         self._free_cache()
         self._use_weights()
@@ -294,7 +296,7 @@ class Runner:
         Raises:
             Exception: there is too little device memory; the copy on the host stays.
         """
-        self._launches.wait()
+        self.launches.wait()
         self.weights.wake()
         self._use_weights()
 
@@ -302,7 +304,7 @@ class Runner:
         """Free the pages and forget the parameters; may be called again."""
         self._free_cache()
         self.launcher.clear()  # else a garbage collection frees the arrays of batches, much later
-        self._launches.close()
+        self.launches.close()
         self.weights.close()
         self._use_weights()
         self._plan.close()
@@ -315,8 +317,8 @@ class Runner:
             jax.block_until_ready(weights.params)
 
     def _free_cache(self) -> None:
-        self._launches.wait()
-        kept = self.resident
+        self.launches.wait()
+        self.before_free((kept := self.resident).kv)
         kv_cache.free(kept.kv, kept.last_tokens, kept.slots, kept.drafts, self._peer_buffers)
         self.launcher.resident = Resident(kept.params, kept.head)
         self._peer_buffers = []
@@ -334,5 +336,5 @@ class Runner:
         **kwargs: P.kwargs,
     ) -> Launched:
         in_place = self._await_each or self._config.eager or self.launched is not None
-        run = self._launches.run if in_place else self._launches.submit
+        run = self.launches.run if in_place else self.launches.submit
         return Launched(schedule, run(launch, *args, **kwargs))

@@ -40,6 +40,7 @@ from jaxinfer.serving.processes.description import (
 )
 from jaxinfer.serving.processes.engines import Follower, Leader
 from jaxinfer.serving.processes.group import ProcessGroup, meet
+from jaxinfer.serving.recording.expert_use import ExpertUse
 from jaxinfer.serving.replicas.meshes import split_mesh
 from jaxinfer.serving.replicas.started_replica import StartedReplica
 from jaxinfer.serving.requests.prompts import PromptReader
@@ -94,6 +95,7 @@ class Loaded:
         start_up: the parts of the start's time.
         directory: of the model; None for a caller's parameters.
         classifier: the model's classifying head; None for a language model.
+        experts: reads how the model's experts were used.
         placed_experts: where experts lie that move between devices; None without `enable_eplb`.
     """
 
@@ -110,7 +112,8 @@ class Loaded:
     start_up: StartUpTimes
     directory: pathlib.Path | None
     classifier: ScoreHead | None
-    placed_experts: PlacedExperts | None = None
+    experts: ExpertUse
+    placed_experts: PlacedExperts | None
 
 
 def load_engine(config: EngineConfig, source: ModelSource) -> Loaded:
@@ -236,6 +239,7 @@ def _load(config: EngineConfig, source: ModelSource, group: ProcessGroup | None)
         runner.start_up_times(load_s),
         directory,
         classifier,
+        ExpertUse(engine, started, model_config if config.expert_statistics else None),
         setup.placed_experts,
     )
 

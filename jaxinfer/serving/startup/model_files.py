@@ -40,6 +40,13 @@ def read_model_config(
         model_config = ModelConfig.from_hf(mapping, source)
         if config.quantization is not None:
             model_config = with_scheme(model_config, config.quantization)
+    experts = model_config.experts
+    has_experts = experts is not None and experts.layers(model_config.num_hidden_layers)
+    if config.expert_statistics and not has_experts:
+        raise ValueError(
+            f"expert_statistics counts the tokens of experts, and this {model_config.model_type} "
+            "model has none; leave it out"
+        )
     longest = model_config.max_context_length
     if config.max_model_len is not None and config.max_model_len > longest:
         raise ValueError(

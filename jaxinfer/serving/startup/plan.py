@@ -32,7 +32,9 @@ from jaxinfer.serving.compile.jax_settings import check_matmul_precision
 from jaxinfer.serving.compile.lowering import Lowering, start_lowering
 from jaxinfer.serving.programs.buckets import Buckets
 from jaxinfer.serving.programs.choose_buckets import choose_buckets, for_pooling
+from jaxinfer.serving.programs.counted_experts import CountedExperts
 from jaxinfer.serving.programs.kinds.kind import ProgramKey
+from jaxinfer.serving.programs.layer_loop import LayerLoop
 from jaxinfer.serving.programs.peer_buffers import have_peer_buffers, reach_each_other
 from jaxinfer.serving.programs.program_set import (
     all_programs,
@@ -46,7 +48,7 @@ from jaxinfer.serving.programs.speculative.drafter import Drafter, DraftTextSize
 from jaxinfer.serving.programs.speculative.heads import HEADS
 from jaxinfer.serving.programs.speculative.lookup import LookupDrafter
 from jaxinfer.serving.programs.speculative.watched_layers import WatchedLayers
-from jaxinfer.serving.programs.steps import StepContext
+from jaxinfer.serving.programs.steps import EVERY_LAYER, StepContext
 from jaxinfer.serving.runner.engine_plan import EnginePlan
 from jaxinfer.serving.sampling.sampler import CustomSampler, LogitsProcessor
 from jaxinfer.serving.startup import memory
@@ -119,9 +121,7 @@ def plan_engine(
         engine_config.logprobs_mode,
         engine_config.kv_cache_dtype,
     )
-    drafts = engine_config.speculative_config
-    if drafts is not None and draft_head is not None:
-        context = replace(context, loop=WatchedLayers(HEADS[drafts.method].pages(draft_head)))
+    context = replace(context, loop=_layer_loop(model_config, engine_config, draft_head))
     # As few blocks as possible until their number is known: temporaries don't depend on it.
     samples = engine_config.runner == "generate"
     programs = Programs(context, params, 2, engine_config.max_num_seqs + 1, samples=samples)
@@ -232,6 +232,20 @@ def _drafter(context: StepContext, config: EngineConfig, head: HeadConfig | None
     )
     most = drafts.num_drafts if head.most_drafts is None else head.most_drafts
     return HEADS[drafts.method].drafter(min(drafts.num_drafts, most), head, Kernels(backend))
+
+
+def _layer_loop(
+    model_config: ModelConfig, config: EngineConfig, draft_head: HeadConfig | None
+) -> LayerLoop:
+    """What passes tokens through the layers, with what is kept beside."""
+    loop: LayerLoop = EVERY_LAYER
+    drafts, experts = config.speculative_config, model_config.experts
+    if config.expert_statistics and experts is not None:
+        layers = experts.layers(model_config.num_hidden_layers)
+        loop = CountedExperts(len(layers), experts.num_experts)
+    if drafts is not None and draft_head is not None:
+        loop = WatchedLayers(HEADS[drafts.method].pages(draft_head), loop)
+    return loop
 
 
 def _shapes(config: EngineConfig, **sizes: Any) -> Buckets:

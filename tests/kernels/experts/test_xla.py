@@ -61,6 +61,13 @@ def test_a_mixture_is_the_weighted_sum_of_each_tokens_experts(num_tokens):
     np.testing.assert_allclose(jax.jit(mixture)(*inputs), one_by_one(*inputs), rtol=1e-4, atol=1e-4)
 
 
+def test_a_debugger_may_follow_a_mixture():
+    inputs = (*batch(3), *matrices())
+    with jax.disable_jit():
+        found = mixture(*inputs)
+    np.testing.assert_allclose(found, one_by_one(*inputs), rtol=1e-4, atol=1e-4)
+
+
 def test_blocks_of_one_row_and_of_many_are_tried():
     rows = [_block_rows(tokens * K, X) for tokens in (1, 5, 8, 40, 150, 1200)]
     assert rows == [1, 1, 16, 64, 64, 128]
@@ -105,6 +112,33 @@ def test_a_row_of_nan_stays_alone(num_tokens):
     assert np.isnan(found[2]).all()
     np.testing.assert_array_equal(np.delete(found, 2, axis=0), np.delete(expected, 2, axis=0))
     assert np.isfinite(np.delete(found, 2, axis=0)).all()
+
+
+@pytest.mark.parametrize("normalize", [True, False])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_whatever_top_k_makes_of_nan_the_row_is_nan(dtype, normalize, monkeypatch):
+    """Some select by comparisons, which NaN never wins: what they begin with is left."""
+    top_k = jax.lax.top_k
+
+    def by_comparisons(operand, k):
+        values, indices = top_k(operand, k)
+        is_nan = jnp.isnan(values)
+        return jnp.where(is_nan, 0.25, values), jnp.where(is_nan, 2**30, indices)
+
+    monkeypatch.setattr(jax.lax, "top_k", by_comparisons)
+    hidden, _, _ = batch(5)
+    hidden = hidden.astype(dtype)
+    gate = jnp.asarray(np.random.default_rng(3).normal(size=(X, E)), dtype)
+    run = functools.partial(route, gate=gate, num_chosen=K, normalize=normalize)
+    expected = run(hidden)
+    for value in (jnp.nan, jnp.inf):
+        chosen, weights = run(hidden.at[2, 1].set(value))
+        assert np.isnan(weights[2]).all()
+        assert ((chosen >= 0) & (chosen < X)).all()
+        for found, before in zip((chosen, weights), expected, strict=True):
+            np.testing.assert_array_equal(np.delete(found, 2, 0), np.delete(before, 2, 0))
+        mixed = mixture(hidden, chosen, weights, *matrices(dtype))
+        assert np.isnan(mixed.astype(jnp.float32)[2]).all()
 
 
 @pytest.mark.parametrize("num_tokens", [5, 24])

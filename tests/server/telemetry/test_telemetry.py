@@ -3,17 +3,19 @@
 import asyncio
 import re
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxinfer import AsyncLLM, RequestOutputKind, SamplingParams
+from jaxinfer.expert_statistics import ExpertStatistics
 from jaxinfer.outputs import CompletionOutput, RequestMetrics, RequestOutput
 from jaxinfer.planning.cost import ModelCost
 from jaxinfer.server.telemetry.exposition import ALL_NAMES
 from jaxinfer.server.telemetry.telemetry import Telemetry
 from jaxinfer.server.telemetry.utilization import StepFloors
-from jaxinfer.serving.engine.metrics import RequestCounts
+from jaxinfer.serving.engine.metrics import RequestCounts, expert_metrics
 from jaxinfer.serving.engine.step_counts import StepCounts
 from jaxinfer.serving.requests.draft_record import DraftCounts
 from tests.server.telemetry.scrape import samples
@@ -240,7 +242,11 @@ def test_every_name_that_can_be_shown_is_listed():
     telemetry = Telemetry("m", floors=FLOORS)
     steps = StepCounts(decode_seconds=1.0, prefill_seconds=1.0)
     counts = RequestCounts(steps=steps, drafts=DraftCounts(1, 2, [1]))
-    text = telemetry.render(counts.metrics(num_compilations=0, compile_seconds=0))
+    experts = ExpertStatistics((3,), np.array([[1, 3]]), 2, np.array([3]))
+    metrics = counts.metrics(num_compilations=0, compile_seconds=0) + expert_metrics(experts)
+    text = telemetry.render(metrics)
+    assert b'jaxinfer:expert_imbalance{layer="3",model_name="m"} 1.5' in text
+    assert b'jaxinfer:expert_distinct_total{layer="3",model_name="m"} 3.0' in text
     shown = set(re.findall(r"# TYPE jaxinfer:(\S+)", text.decode()))
     listed = set(ALL_NAMES)
     assert {name for name in shown if name not in listed} == {

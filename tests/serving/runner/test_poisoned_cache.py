@@ -57,6 +57,6 @@ def test_nan_that_a_request_wrote_is_found_by_nobody(llm, scores):
             assert bad.outputs[0].finish_reason == "error"
     finally:
         # A step that was launched ahead puts the parameters that it was given back.
-        llm._handle.driver.call(runner._launches.wait)
+        llm._handle.driver.call(runner.launches.wait)
         runner.launcher.resident = runner.resident._replace(params=good)
     _check_that_it_is_computed_anew(llm)

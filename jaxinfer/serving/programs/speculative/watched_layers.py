@@ -4,7 +4,7 @@ All of it is of a token, by position, in the blocks of the sequence. What is hel
 on the tokens up to it alone: so a prefix hit, a fork or a block that was swapped brings it along.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -13,10 +13,11 @@ from jax.typing import DTypeLike
 
 from jaxinfer.model.draft_head.weights import DRAFT_HEAD
 from jaxinfer.model.layer_kind import LayerKind
-from jaxinfer.model.layers import decoder
-from jaxinfer.model.layers.context import Params, Parts
+from jaxinfer.model.layers.context import LayerStep, Params, Parts
 from jaxinfer.model.layers.watching import StepOf, watching
+from jaxinfer.serving.programs.layer_loop import LayerLoop
 from jaxinfer.serving.programs.step_inputs import StepInputs
+from jaxinfer.serving.programs.steps import EVERY_LAYER
 
 
 class HeadPages(Protocol):
@@ -62,18 +63,24 @@ class WatchedLayers:
 
     Attributes:
         pages: what that is.
+        inner: the loop that the tokens pass.
     """
 
     pages: HeadPages
+    inner: LayerLoop = EVERY_LAYER
 
     @property
     def num_probed(self) -> int:
         """One for each state that is kept, and the first."""
         return 1 + len(self.pages.states)
 
-    def beside(self, dtype: DTypeLike) -> tuple[Any]:
-        """The head's pages of a token."""
-        return (self.pages.of_token(dtype),)
+    def beside(self, dtype: DTypeLike) -> tuple[Any, ...]:
+        """The head's pages of a token, behind what the inner loop keeps."""
+        return (*self.inner.beside(dtype), self.pages.of_token(dtype))
+
+    def layer(self, step: Callable[..., Any]) -> LayerStep:
+        """As of the inner loop."""
+        return self.inner.layer(step)
 
     def __call__(
         self,
@@ -93,8 +100,8 @@ class WatchedLayers:
             states = [min(1 + i, last) for i in range(len(states))]
         first = {0} if self.pages.reads_embeddings else set()
         seen: dict[int, jax.Array] = {}
-        written, x = decoder.run_layers(
-            params["model"]["layers"],
+        written, x = self.inner(
+            params,
             kinds,
             pages,
             parts,
