@@ -22,7 +22,7 @@ from jaxinfer.planning.named_shapes import SERVED_SHAPES
 from scripts.speed.workloads import WORKLOAD_NAMES
 
 _BATCH_SIZES = "1,2,4,8,16,32,64,128,256"
-_PROMPT_TOKENS, _DECODE_STEPS = 512, 64  # of each batch size
+_DECODE_STEPS = 64  # of each batch size
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -38,6 +38,9 @@ def build_parser() -> argparse.ArgumentParser:
         type=comma_separated_integers,
         const=comma_separated_integers(_BATCH_SIZES),
         help=f"prefill and decode speed over batch sizes ({_BATCH_SIZES})",
+    )
+    parser.add_argument(
+        "--prompt-tokens", type=positive_integer, default=512, help="of each prompt of a batch"
     )
     parser.add_argument("--compare-transformers", action="store_true")
     parser.add_argument("--host-cost", action="store_true", help="host's time of a decode step")
@@ -133,7 +136,7 @@ def _batches(arguments: argparse.Namespace) -> int:
     from scripts.speed.engine_report import report_lines, speed_record
     from scripts.speed.report import engine_record
 
-    shape, sizes, lengths = arguments.model_shape, arguments.batch_sizes, [_PROMPT_TOKENS]
+    shape, sizes, lengths = arguments.model_shape, arguments.batch_sizes, [arguments.prompt_tokens]
     wanted = fitting_arguments(sizes, lengths, _DECODE_STEPS) | engine_arguments(arguments)
     with build_engine(shape, wanted) as llm:
         if llm.follows:

@@ -50,17 +50,17 @@ def smollm2_table(records: list[Record]) -> list[str]:
 def speed_table(records: list[Record]) -> list[str]:
     """The last record of each workload by scheme and device, and plain weights at the same tree."""
     runs = [each for each in records if "workload" in each and "quantization" in each["engine"]]
-    trees = {each["tree"] for each in runs if each["engine"]["quantization"]}
+    trees = {each["tree"] for each in runs if _formats(each) != "plain"}
     last = {_run_of(each): each for each in runs if each["tree"] in trees}
     rows = []
     for record in sorted(last.values(), key=_run_of):
-        median, weights = record["runs"]["cold"]["median"], record["engine"]["quantization"]
+        median = record["runs"]["cold"]["median"]
         tpot = median["tpot_s"]
         rows.append(
             (
                 record["workload"],
                 record["model"],
-                f"`{weights}`" if weights else "plain",
+                _formats(record),
                 "-" if tpot is None else f"{tpot * 1e3:.2f}",
                 f"{median['output_tokens_per_s']:,.0f}",
                 f"{median['prompt_tokens_per_s']:,.0f}",
@@ -75,8 +75,15 @@ def speed_table(records: list[Record]) -> list[str]:
 
 def _run_of(record: Record) -> tuple[str, ...]:
     """What sets figures of the table apart."""
-    weights = record["engine"]["quantization"] or ""
-    return record["workload"], record["model"], record["machine"]["device"], weights
+    return record["workload"], record["model"], record["machine"]["device"], _formats(record)
+
+
+def _formats(record: Record) -> str:
+    """Of weights, and of the cache where it is another than the model's."""
+    engine = record["engine"]
+    weights = f"`{engine['quantization']}`" if engine["quantization"] else "plain"
+    cache = engine.get("kv_cache_dtype", "auto")
+    return weights if cache == "auto" else f"{weights}, `{cache}` cache"
 
 
 def _compared(figures: Record) -> tuple[str, ...]:

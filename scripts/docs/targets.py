@@ -174,6 +174,8 @@ TARGETS = (
     _speed("W1", _OUTPUT, "8b", 9_800, 9_050, 8_560),
     _milliseconds("tpot_s", "8b", 4.7, 5.249, 5.627),
     _speed("W3", _PROMPT, "8b", 43_000, 41_400, 40_500),
+    _speed("W1", _OUTPUT, "30b-a3b", 6_200, 5_853),
+    _speed("W3", _PROMPT, "30b-a3b", 75_000, 61_000),
     Target(
         figure="start to ready, nothing cached, s",
         shape="0.6b",

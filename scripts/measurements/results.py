@@ -29,7 +29,7 @@ def python_loop_ms() -> float:
     return min(timeit.repeat("sum(i for i in range(200_000))", number=1, repeat=5)) * 1e3
 
 
-_VARIANTS = ("--num-decode-steps", "--quantization")
+_VARIANTS = ("--num-decode-steps", "--quantization", "--kv-cache-dtype")
 
 
 def is_of_a_variant(record: dict[str, Any]) -> bool:
