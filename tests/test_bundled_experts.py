@@ -120,6 +120,7 @@ def test_chunks_cached_prefixes_and_preemption_change_no_token(expected):
         assert llm.generate(PROMPTS[4], greedy, use_tqdm=False)[0].num_cached_tokens > 0
 
 
+@pytest.mark.slow
 def test_experts_of_every_layer_prefer_a_kind_of_text(tokenizer):
     """Sums and calls share out their tokens otherwise than two texts of one kind do."""
     config = ModelConfig.from_directory(DIRECTORY)

@@ -66,6 +66,7 @@ def test_the_sampler_writes_something_seeded():
     assert custom_sampler.main() == custom_sampler.main() != ""
 
 
+@pytest.mark.slow
 def test_experts_are_those_that_the_forward_pass_takes(capsys):
     experts = load("experts")
     experts.main()

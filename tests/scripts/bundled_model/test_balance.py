@@ -48,6 +48,7 @@ def test_experts_used_alike_have_k_and_k_that_take_everything_have_x():
     assert float(imbalance([alike, taken], EXPERTS, all_tokens)) == pytest.approx((K + X) / 2)
 
 
+@pytest.mark.slow
 def test_of_one_layer_it_is_transformers_loss():
     module = importlib.import_module("transformers.models.qwen3_moe.modeling_qwen3_moe")
     logits = np.random.default_rng(3).normal(scale=2, size=(2, 6, X)).astype(np.float32)
