@@ -10,13 +10,13 @@ from jaxinfer.model.forward import residual_stream
 TEXTS = ("Once upon a time, there was a wise whale.", "37 + 45 = 82, and 6 * 7 = 42.")
 
 
-def chosen_experts(params: dict, config: ModelConfig, token_ids: jax.Array) -> jax.Array:
+def chosen_experts(params: dict, config: ModelConfig, token_ids: jax.Array, k=2) -> jax.Array:
     """The experts of each token, likeliest first, int32 ``[layers, T, k]``."""
     read = [{} for _ in range(config.num_hidden_layers)]  # by each layer's parts
     residual_stream(params, config, token_ids, tap_of=lambda layer: read[layer].__setitem__)
     gates = [params["model"]["layers"][str(layer)]["mlp"]["gate"] for layer in range(len(read))]
     logits = [part["router"] @ gate.T for part, gate in zip(read, gates, strict=True)]
-    return jnp.stack([jax.lax.top_k(x, config.experts.experts_per_token)[1] for x in logits])
+    return jnp.stack([jax.lax.top_k(x, k)[1] for x in logits])
 
 
 def main() -> None:
