@@ -87,7 +87,8 @@ class EngineConfig:
     """Everything that decides how an engine runs; vLLM's meaning where vLLM has the name.
 
     Attributes:
-        model: a directory or a Hugging Face hub id; None is the bundled model.
+        model: a directory, a Hugging Face hub id, or "bundled-experts", a small model with experts
+            that is bundled, too; None is the bundled model.
         tokenizer: a directory or hub id to take the tokenizer from; None is the model's own.
         skip_tokenizer_init: load no tokenizer: only token ids go in and out.
         runner: what the engine is for: "generate" does everything; "pooling" has only the programs

@@ -33,7 +33,10 @@ def build_parser() -> CommandParser:
         "A classifier keeps its head.",
         _EPILOG,
     )
-    parser.add_argument("model", help="directory or hub id of the model to read, or a GGUF file")
+    parser.add_argument(
+        "model",
+        help="directory or hub id of the model to read, a bundled model's name, or a GGUF file",
+    )
     parser.add_argument("output", help="directory to write; must not hold files")
     parser.add_argument(
         "--to",

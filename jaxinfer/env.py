@@ -47,7 +47,8 @@ def environment() -> dict[str, Any]:
         "machine": describe_machine(),
         "attention_backend": attention_backends(),
         "compilation_cache": compilation_cache(),
-        "bundled_model": bundled_model(),
+        "bundled_model": _found("bundled"),
+        "bundled_experts": _found("bundled-experts"),
     }
 
 
@@ -96,11 +97,12 @@ def compilation_cache() -> dict[str, Any]:
     }
 
 
-def bundled_model() -> str | None:
-    """The bundled model's directory, or None where the installation lacks it."""
-    from jaxinfer.model.checkpoint.hub import BUNDLED_MODEL
+def _found(name: str) -> str | None:
+    """The directory of a bundled model, or None where the installation lacks its weights."""
+    from jaxinfer.model.checkpoint.hub import BUNDLED_MODELS
 
-    return str(BUNDLED_MODEL) if any(BUNDLED_MODEL.glob("*.safetensors")) else None
+    directory = BUNDLED_MODELS[name]
+    return str(directory) if any(directory.glob("*.safetensors")) else None
 
 
 def _lines(report: dict[str, Any]) -> list[str]:
@@ -117,7 +119,8 @@ def _lines(report: dict[str, Any]) -> list[str]:
         rows.append((f"attention {name}", why.partition("; supported here")[0]))
     size = f"{count(cache['files'], 'file')}, {cache['bytes'] / 10**6:.1f} MB"
     rows.append(("compile cache", f"{cache['directory']} ({size})"))
-    rows.append(("bundled model", report["bundled_model"] or "missing from this installation"))
+    for name in ("bundled_model", "bundled_experts"):
+        rows.append((name.replace("_", " "), report[name] or "missing from this installation"))
     width = max(len(name) for name, _ in rows)
     return [f"{name:<{width}}  {value}" for name, value in rows]
 

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from jaxinfer.expert_statistics import ExpertStatistics
     from jaxinfer.model.config import ModelConfig
 
-_BUNDLED = "bundled"
 _MAX_TOKENS, _WORST = 512, 3
 _INDEX = re.compile(r"texts\[(\d+)\]")
 _ADVICE = (
@@ -44,7 +43,7 @@ def build_parser() -> CommandParser:
         "experts are used. Both models are held at once, on the default device.",
         _EXAMPLES,
     )
-    name = f'directory or hub id, or "{_BUNDLED}" for the bundled model'
+    name = 'directory or hub id, or a bundled model: "bundled", or "bundled-experts" (with experts)'
     parser.add_argument("model", help=f"the model to judge: {name}")
     parser.add_argument(
         "--against",
@@ -130,7 +129,7 @@ def _run(arguments: "argparse.Namespace") -> int:
         if not Path(file).parent.is_dir():
             raise ValueError(f"{file}: can't be written: {Path(file).parent} is no directory")
     names = [name for name in (arguments.model, arguments.against) if name is not None]
-    directories = [_directory(name) for name in names]
+    directories = _directories(names)
     configs = _configs(directories)
     if arguments.experts:
         _check_experts(arguments.model, configs[0])
@@ -163,10 +162,10 @@ def _run(arguments: "argparse.Namespace") -> int:
     return OK
 
 
-def _directory(name: str) -> Path:
+def _directories(names: Sequence[str]) -> list[Path]:
     from jaxinfer.model.checkpoint.hub import resolve_model
 
-    return resolve_model(None if name == _BUNDLED else name)
+    return [resolve_model(name) for name in names]
 
 
 def _configs(directories: Sequence[Path]) -> "list[ModelConfig]":

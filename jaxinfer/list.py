@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     from jaxinfer.model.checkpoint.hub_cache import CachedModel
 
 _EPILOG = """A line for each revision. "last used" is when a file of it was last read, as far as the
-file system keeps such times; "runs" is the family that runs it, or why none does."""
+file system keeps such times; "runs" is the family that runs it, or why none does. Two small models
+need no cache: bundled, the default of every command, and bundled-experts."""
 _LONGEST_OBSTACLE = 60
 
 

@@ -64,7 +64,8 @@ def build_parser() -> CommandParser:
     parser = CommandParser("plan", description, _EXAMPLES)
     parser.add_argument(
         "model",
-        help="directory with config.json, hub id in the local cache, or a name like Qwen3-8B",
+        help="directory with config.json, hub id in the local cache, a name like Qwen3-8B, or a "
+        "bundled model: bundled or bundled-experts",
     )
     parser.add_argument(
         "--device",

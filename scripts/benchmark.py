@@ -43,6 +43,11 @@ def build_parser() -> argparse.ArgumentParser:
         "--prompt-tokens", type=positive_integer, default=512, help="of each prompt of a batch"
     )
     parser.add_argument("--compare-transformers", action="store_true")
+    parser.add_argument(
+        "--compare-experts",
+        action="store_true",
+        help="a decode step of the bundled model with experts beside the dense one's",
+    )
     parser.add_argument("--host-cost", action="store_true", help="host's time of a decode step")
     parser.add_argument(
         "--start-up",
@@ -66,7 +71,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the requested measurements; status 1 when a figure does not stand."""
     parser = build_parser()
     arguments = parser.parse_args(argv)
-    names = ("compare_transformers", "host_cost", "start_up", "memory")
+    names = ("compare_transformers", "compare_experts", "host_cost", "start_up", "memory")
     asked = [getattr(arguments, name) for name in names]
     if not arguments.workload and not arguments.batch_sizes and not any(asked):
         parser.error("nothing to measure; see --help")
@@ -86,6 +91,12 @@ def _run(arguments: argparse.Namespace) -> int:
 
         report = transformers_report(arguments.repeats)
         _keep("compare-transformers", report, transformers_lines(report), arguments)
+        status = max(status, _status(report))
+    if arguments.compare_experts:
+        from scripts.measurements.experts_ratio import experts_lines, experts_report
+
+        report = experts_report(arguments.repeats)
+        _keep("compare-experts", report, experts_lines(report), arguments)
         status = max(status, _status(report))
     if arguments.memory:
         from scripts.measurements.memory import memory_report

@@ -34,6 +34,7 @@ TESTS = (
     "tests/kernels/matmul/test_mosaic_medium.py",
     "tests/kernels/matmul/test_mosaic_medium_codes.py",
     "tests/kernels/matmul/test_mosaic_large.py",
+    "tests/kernels/experts/test_mosaic.py",
     "tests/kernels/attention/test_triton.py",
     "tests/serving/programs/test_decode_kernels.py",
 )

@@ -6,6 +6,7 @@ import types
 import pytest
 
 from jaxinfer.env import main
+from jaxinfer.model.checkpoint.hub import BUNDLED_MODELS
 
 
 def test_it_names_versions_device_backend_cache_and_model(capsys):
@@ -66,14 +67,17 @@ def test_the_cache_directory_is_the_one_an_engine_would_use(capsys, monkeypatch,
     assert cache == {"directory": str(kept.parent), "files": 1, "bytes": 5}
 
 
-def test_a_missing_bundled_model_is_said(capsys, monkeypatch, tmp_path):
-    monkeypatch.setattr("jaxinfer.model.checkpoint.hub.BUNDLED_MODEL", tmp_path)
+@pytest.mark.parametrize("name", BUNDLED_MODELS)
+def test_a_missing_bundled_model_is_said(name, capsys, monkeypatch, tmp_path):
+    monkeypatch.setitem(BUNDLED_MODELS, name, tmp_path)
     main([])
-    assert "missing from this installation" in capsys.readouterr().out
+    assert capsys.readouterr().out.count("missing from this installation") == 1
 
 
-def test_the_bundled_model_is_found(capsys, monkeypatch, tmp_path):
+def test_bundled_models_are_found(capsys, monkeypatch, tmp_path):
     (tmp_path / "model.safetensors").touch()
-    monkeypatch.setattr("jaxinfer.model.checkpoint.hub.BUNDLED_MODEL", tmp_path)
+    monkeypatch.setitem(BUNDLED_MODELS, "bundled", tmp_path)
     main(["--json"])
-    assert json.loads(capsys.readouterr().out)["bundled_model"] == str(tmp_path)
+    report = json.loads(capsys.readouterr().out)
+    assert report["bundled_model"] == str(tmp_path)
+    assert report["bundled_experts"] == str(BUNDLED_MODELS["bundled-experts"])

@@ -257,3 +257,13 @@ def test_the_bundled_model_hardly_changes_in_int8(run, tmp_path):
     assert 0 < changed["kl"]["mean"] < 0.01
     assert all(0.001 < error < 0.03 for error in changed["layer_errors"])
     assert changed["reference_perplexity"] == same["perplexity"]
+
+
+@pytest.mark.slow
+def test_both_bundled_models_are_known_by_name(run, tmp_path):
+    line = "bundled-experts --against bundled --text story.txt"
+    output = run(f"{line} --max-tokens 32 --json {tmp_path}/a.json -q")
+    assert output.out.splitlines()[0] == "model bundled-experts, computed in bfloat16"
+    figures = json.loads((tmp_path / "a.json").read_text())
+    assert 0 < figures["kl"]["mean"] < 2
+    assert figures["perplexity"] != figures["reference_perplexity"]

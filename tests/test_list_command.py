@@ -6,6 +6,7 @@ import os
 import pytest
 
 from jaxinfer.__main__ import dispatch
+from jaxinfer.model.checkpoint.hub import BUNDLED_MODELS
 from tests.model.checkpoint.fake_hub import COMMIT, add_cached, plain_files, use_cache
 
 OTHER = "beef" + "1" * 36
@@ -20,6 +21,11 @@ def cache(monkeypatch, tmp_path):
 def _list(capsys, *arguments):
     assert dispatch(["list", *arguments]) == 0
     return capsys.readouterr()
+
+
+def test_the_help_names_the_models_that_need_no_cache(capsys):
+    help_text = _list(capsys, "--help").out
+    assert all(f" {name}," in help_text or f" {name}." in help_text for name in BUNDLED_MODELS)
 
 
 def test_a_line_for_each_revision_says_what_runs_it(capsys, cache):

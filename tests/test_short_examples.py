@@ -1,17 +1,21 @@
-"""The short examples run on the bundled model, and stay short."""
+"""The short examples run on the bundled models, and stay short."""
 
 import ast
 import asyncio
 import importlib.util
 from pathlib import Path
 
+import jax
+import numpy as np
 import pytest
 
-from jaxinfer import LLM, SamplingParams
+from jaxinfer import LLM, ModelConfig, SamplingParams, Tokenizer, load_params
+from jaxinfer.model.checkpoint.hub import BUNDLED_MODELS
+from scripts.bundled_model.balance import logits_and_routers
 from tests.cli.service.running_service import RunningService
 
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
-SHORT = ("offline", "streaming", "client", "custom_sampler")
+SHORT = ("offline", "streaming", "client", "custom_sampler", "experts")
 
 
 def load(name):
@@ -60,3 +64,22 @@ def test_the_client_gets_an_answer_from_a_server():
 def test_the_sampler_writes_something_seeded():
     custom_sampler = load("custom_sampler")
     assert custom_sampler.main() == custom_sampler.main() != ""
+
+
+@pytest.mark.slow
+def test_experts_are_those_that_the_forward_pass_takes(capsys):
+    experts = load("experts")
+    experts.main()
+    lines = capsys.readouterr().out.splitlines()
+    directory = BUNDLED_MODELS["bundled-experts"]
+    config, tokenizer = ModelConfig.from_directory(directory), Tokenizer.from_directory(directory)
+    params = load_params(directory, config, "float32")
+    route = jax.jit(logits_and_routers, static_argnums=1)
+    for text in experts.TEXTS:
+        token_ids = tokenizer.encode(text)
+        _, routers = route(params, config, np.array(token_ids, np.int32))
+        for i, token_id in enumerate(token_ids):
+            likeliest = [np.argsort(-np.asarray(layer[i]), stable=True)[:2] for layer in routers]
+            word = f"{tokenizer.decode([token_id])!r:12}"
+            assert lines.pop(0) == " ".join([word, *(str(pair.tolist()) for pair in likeliest)])
+    assert not lines

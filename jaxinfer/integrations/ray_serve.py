@@ -75,7 +75,8 @@ def app(
     pass each to the less busy of two replicas.
 
     Args:
-        model: a directory that every node has, or a hub id; None is the bundled model.
+        model: a directory that every node has, a hub id, or "bundled-experts"; None is the bundled
+            model.
         min_replicas: replicas that always run.
         max_replicas: replicas that run under load; None is `min_replicas`.
         target_ongoing_requests: requests a replica by which Ray chooses how many run; None is

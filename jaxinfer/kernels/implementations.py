@@ -11,10 +11,8 @@ from typing import Literal
 
 from jaxinfer.kernels.choice import Backend
 
-Product = Literal["small", "medium", "medium_codes", "large"]
-Experts = Literal["choose_experts", "few_experts", "grouped_experts", "sort_experts", "spread_rows"]
-Elementwise = Literal["norm_rope_write", "add_norm", "silu_mul"]
-Op = Literal["decode", "prefill", Elementwise, Product, Experts, "all_reduce"]
+Product = Literal["small", "medium", "medium_codes", "large", "experts"]
+Op = Literal["decode", "prefill", "norm_rope_write", Product, "add_norm", "silu_mul", "all_reduce"]
 
 _XLA: Mapping[Op, str] = {
     "decode": "jaxinfer.kernels.attention.xla",
@@ -30,11 +28,7 @@ MODULES: Mapping[Backend, Mapping[Op, str]] = {
         "medium": "jaxinfer.kernels.matmul.mosaic.medium",
         "medium_codes": "jaxinfer.kernels.matmul.mosaic.medium_codes",
         "large": "jaxinfer.kernels.matmul.mosaic.large",
-        "choose_experts": "jaxinfer.kernels.experts.mosaic.choose",
-        "few_experts": "jaxinfer.kernels.experts.mosaic.few_rows",
-        "grouped_experts": "jaxinfer.kernels.experts.mosaic.grouped",
-        "sort_experts": "jaxinfer.kernels.experts.mosaic.sorting",
-        "spread_rows": "jaxinfer.kernels.experts.mosaic.spread",
+        "experts": "jaxinfer.kernels.experts.mosaic",
         "add_norm": "jaxinfer.kernels.norms.mosaic.add_norm",
         "silu_mul": "jaxinfer.kernels.norms.mosaic.silu_mul",
         "all_reduce": "jaxinfer.kernels.collectives.mosaic.all_reduce",

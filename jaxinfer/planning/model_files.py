@@ -7,7 +7,7 @@ from typing import Any
 
 from jaxinfer.checks import show
 from jaxinfer.errors import ModelLoadError
-from jaxinfer.model.checkpoint.hub import refuse_gguf
+from jaxinfer.model.checkpoint.hub import bundled_directory, refuse_gguf
 from jaxinfer.model.config import ModelConfig
 from jaxinfer.model.families.table import FAMILIES, classifier_of_file
 from jaxinfer.model.field_checks import whole_number
@@ -23,15 +23,15 @@ def read_shape(model: str | Path) -> tuple[str, ModelShape]:
     """A model's name and shape; nothing is downloaded.
 
     Args:
-        model: a directory that holds config.json, the file itself, a published name
-            (`NAMED_SHAPES`), or a hub id whose config.json is in the local cache; looked for in
-            this order.
+        model: the name of a bundled model, a directory that holds config.json, the file itself, a
+            published name (`NAMED_SHAPES`), or a hub id whose config.json is in the local cache;
+            looked for in this order.
 
     Raises:
         ModelLoadError: none of these, a GGUF file, or a config.json that can't be counted; one
             line.
     """
-    path = Path(model).expanduser()
+    path = bundled_directory(model) or Path(model).expanduser()
     refuse_gguf(path)
     if path.is_dir():
         path = path / "config.json"

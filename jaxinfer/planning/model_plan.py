@@ -141,8 +141,8 @@ def plan(
     """Estimate a model's memory and speed on a device; nothing is loaded, downloaded or compiled.
 
     Args:
-        model: a directory with config.json, a published name ("Qwen3-8B"), or a hub id that is in
-            the local cache.
+        model: a directory with config.json, a published name ("Qwen3-8B"), a hub id that is in the
+            local cache, or the name of a bundled model.
         device: a name of `jaxinfer.planning.DEVICES`, or "MEMORY_GIB:GB_PER_S:TFLOPS".
         tensor_parallel_size: devices that share the model.
         dtype: of weights and activations: "bfloat16", "float16", or "auto" for the model's own.

@@ -37,7 +37,7 @@ class AsyncLLM(Door):
     ...         print(output.outputs[0].text)
 
     Args:
-        model: a directory or hub id; None is the bundled model, or `params`.
+        model: a directory, a hub id or "bundled-experts"; None is the bundled model, or `params`.
         arguments: all that `LLM` takes, with the same meaning.
 
     Attributes:

@@ -52,7 +52,7 @@ class LLM(ExpertDoor):
     >>> llm.generate("Once upon a time")[0].outputs[0].text                 # doctest: +SKIP
 
     Args:
-        model: a directory or hub id; None is the bundled model, or `params`.
+        model: a directory, a hub id or "bundled-experts"; None is the bundled model, or `params`.
         params: the caller's own parameters, Hugging Face's names in a tree of any kind
             (dictionaries, NNX, Linen, Equinox); arrays that are placed as the steps need them are
             used without a copy.

@@ -14,6 +14,7 @@ from jaxinfer.model.config import ModelConfig
 from jaxinfer.model.experts import Experts
 from jaxinfer.model.forward import residual_stream
 from jaxinfer.model.layers.context import LayerContext
+from jaxinfer.profiling.figures import share_text
 
 BALANCE_WEIGHT = 0.01
 """What `imbalance` weighs against a nat of the next token."""
@@ -88,6 +89,6 @@ def report(params: Mapping[str, Any], config: ModelConfig, token_ids: np.ndarray
 
     return [
         f"experts of layer {layer}: "
-        + " ".join(f"{share / experts.experts_per_token:.1%}" for share in row)
+        + " ".join(share_text(share / experts.experts_per_token, 1) for share in row)
         for layer, row in enumerate(np.asarray(shares(params, token_ids)))
     ]

@@ -269,6 +269,25 @@ def transformers_table(records: list[Record]) -> list[str]:
     return markdown_table(header, rows)
 
 
+def experts_table(records: list[Record]) -> list[str]:
+    """A decode step of the bundled model with experts beside the dense one's, on each machine."""
+    rows = [
+        (
+            record["machine"]["cpu"],
+            str(record["machine"]["cpu_cores"]),
+            _jax(record),
+            str(size["rows"]),
+            *(f"{statistics.median(ms):.2f}" for ms in size["step_ms"].values()),
+            f"{size['ratio']:.2f}",
+            commit_of(record),
+        )
+        for record in latest(records, "compare-experts")
+        for size in record["sizes"]
+    ]
+    header = "processor | cores | jax | sequences | dense ms | experts ms | ratio | commit"
+    return markdown_table(header, rows)
+
+
 def host_table(records: list[Record]) -> list[str]:
     """Host time per decode step beside longer and longer queues."""
     rows = [
@@ -452,6 +471,7 @@ TABLES: dict[str, Callable[[list[Record]], list[str]]] = {
     "kernels": kernel_table,
     "backends": backend_table,
     "transformers": transformers_table,
+    "experts": experts_table,
     "host": host_table,
     "start-up": start_up_table,
     "serving": serving_table,

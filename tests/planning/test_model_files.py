@@ -6,7 +6,7 @@ import re
 import pytest
 
 from jaxinfer.errors import ModelLoadError
-from jaxinfer.model.checkpoint.hub import BUNDLED_MODEL
+from jaxinfer.model.checkpoint.hub import BUNDLED_MODELS
 from jaxinfer.planning.model_files import read_shape, shape_from_hf
 from jaxinfer.planning.named_shapes import NAMED_SHAPES, shape_config
 from jaxinfer.planning.operations import weight_bytes_per_device
@@ -55,9 +55,11 @@ def test_a_directory_and_its_file_are_the_same_model(tmp_path):
     assert read_shape(tmp_path / "elsewhere" / "llama.json")[1] == read_shape(tmp_path)[1]
 
 
-def test_the_bundled_models_weights_are_its_files():
-    _, shape = read_shape(BUNDLED_MODEL)
-    stored = sum(file.stat().st_size for file in BUNDLED_MODEL.glob("*.safetensors"))
+@pytest.mark.parametrize("name", BUNDLED_MODELS)
+def test_a_bundled_models_weights_are_its_files(name):
+    found, shape = read_shape(name)
+    assert (found, shape) == (name, read_shape(BUNDLED_MODELS[name])[1])
+    stored = sum(file.stat().st_size for file in BUNDLED_MODELS[name].glob("*.safetensors"))
     # The file has a header beside the weights.
     assert weight_bytes_per_device(shape, shape.dtype, 1) == pytest.approx(stored, rel=0.01)
 

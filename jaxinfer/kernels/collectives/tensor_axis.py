@@ -23,8 +23,7 @@ class TensorAxis:
             `mosaic/all_reduce.py`; None leaves all sums to XLA. The kernel's sums must follow one
             another: each has to depend on the one before.
         swaps: whether the two devices of the axis sum by sending each other their whole operands.
-        experts: the mesh axis, one of `name`, over which experts are split whole; None where each
-            device has a part of every expert.
+        experts: the one over which experts are split whole; None where devices share each of them.
     """
 
     name: MeshAxes

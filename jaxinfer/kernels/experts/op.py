@@ -17,7 +17,7 @@ from jaxtyping import Array, Bool, Float, Int32
 
 from jaxinfer.kernels.experts import xla
 from jaxinfer.kernels.experts.groups import Groups, group
-from jaxinfer.kernels.implementations import Op, module_of
+from jaxinfer.kernels.implementations import module_of
 from jaxinfer.kernels.matmul.op import Linear, ResidualStream, add, norm_project, normed
 from jaxinfer.kernels.policy import XLA, Kernels
 from jaxinfer.kernels.rounding import narrow
@@ -71,13 +71,13 @@ def route(
     """
     x, hidden = normed(residual, norm, eps, kernels)
     hidden = hidden.reshape(math.prod(x.shape[:-1]), x.shape[-1])
-    choose = _module(kernels, x, "choose_experts")
-    if choose is None or not choose.supports(len(router), num_chosen):
+    mosaic = _module(kernels, x)
+    if mosaic is None or not mosaic.choose.supports(len(router), num_chosen):
         chosen, weights = xla.route(hidden, router, num_chosen, normalize=normalize)
         return Routed(x, hidden, chosen, weights)
     # With few rows, of a kernel that has the norm in it: then nothing reads `hidden`.
     _, (logits,) = norm_project(ResidualStream(x), norm, [Linear(router)], eps=eps, kernels=kernels)
-    chosen, weights = choose.choose(logits, num_chosen, normalize=normalize)
+    chosen, weights = mosaic.choose.choose(logits, num_chosen, normalize=normalize)
     return Routed(x, hidden, chosen.T, weights[:, : len(hidden)].T, weights)
 
 
@@ -139,7 +139,7 @@ def _of_few_rows(
 ) -> Float[Array, "T E"]:
     gate, up, down = matrices
     rows, k, X = len(routed.x), routed.chosen.shape[1], len(gate)
-    sorting, padded = module_of("mosaic", "sort_experts"), routed.padded
+    sorting, padded = module_of("mosaic", "experts").sorting, routed.padded
     if rows == 1 and padded is not None and not lacks_some:  # The list is what it chose.
         listed = few.Listed(jnp.full(1, k, jnp.int32), routed.chosen.reshape(k), padded)
     elif padded is not None and sorting.supports(rows, X):
@@ -162,14 +162,15 @@ def _of_rows(
         return mixed.reshape(x.shape)
     rows = grouped.tile_rows(chosen.size, len(gate))
     groups = _group(_of_tokens(chosen, is_token, len(gate)), len(gate), rows)
-    spread = module_of("mosaic", "spread_rows").spread(hidden, groups.places, groups.num_places)
-    inner = grouped.gated(spread, gate, up, groups.tiles, rows)
+    spread = module_of("mosaic", "experts").spread
+    rows_of_places = spread.spread(hidden, groups.places, groups.num_places)
+    inner = grouped.gated(rows_of_places, gate, up, groups.tiles, rows)
     outputs = grouped.project(inner, down, groups.tiles, rows)
     return narrow(groups.combine(outputs, weights), x.dtype)
 
 
 def _group(chosen: Int32[Array, "T k"], num_experts: int, tile_rows: int) -> Groups:
-    sorting = module_of("mosaic", "sort_experts")
+    sorting = module_of("mosaic", "experts").sorting
     if not sorting.supports(len(chosen), num_experts):
         return group(chosen, num_experts, tile_rows)
     return sorting.group(_columns(chosen, num_experts), chosen.size, num_experts, tile_rows)
@@ -190,15 +191,17 @@ def _of_tokens(
 
 def _few_rows(kernels: Kernels, x: jax.Array, matrices: Matrices) -> ModuleType | None:
     """The kernels of few rows, if they take these."""
-    few = _module(kernels, x, "few_experts")
-    return few if few and few.supports(len(x), matrices[0].shape, x.dtype) else None
+    mosaic = _module(kernels, x)
+    takes = mosaic and mosaic.few_rows.supports(len(x), matrices[0].shape, x.dtype)
+    return mosaic.few_rows if mosaic and takes else None
 
 
 def _grouped(kernels: Kernels, x: jax.Array, matrices: Matrices) -> ModuleType | None:
     """The kernels of groups, if they take these."""
-    grouped = _module(kernels, x, "grouped_experts")
-    return grouped if grouped and grouped.supports(x.dtype, matrices) else None
+    mosaic = _module(kernels, x)
+    return mosaic.grouped if mosaic and mosaic.grouped.supports(x.dtype, matrices) else None
 
 
-def _module(kernels: Kernels, x: jax.Array, op: Op) -> ModuleType | None:
-    return module_of("mosaic", op) if kernels.backend == "mosaic" and x.ndim == 2 else None
+def _module(kernels: Kernels, x: jax.Array) -> ModuleType | None:
+    """The kernels, if there are any for rows of whatever they are."""
+    return module_of("mosaic", "experts") if kernels.backend == "mosaic" and x.ndim == 2 else None

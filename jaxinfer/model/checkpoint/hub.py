@@ -1,4 +1,4 @@
-"""Resolves a model name (a directory, a hub id, or none for the bundled model) to a directory."""
+"""Resolves a model name (a directory, a hub id, a bundled model's or none) to a directory."""
 
 import re
 from pathlib import Path
@@ -7,6 +7,11 @@ from jaxinfer.errors import ModelLoadError
 from jaxinfer.model.checkpoint.directory_files import TEMPLATES_DIRECTORY
 
 BUNDLED_MODEL = Path(__file__).parents[2] / "assets" / "model"
+BUNDLED_MODELS = {
+    "bundled": BUNDLED_MODEL,
+    "bundled-experts": BUNDLED_MODEL.with_name("experts_model"),
+}
+"""The bundled models, dense and with experts, by the names that stand for their directories."""
 BUNDLED_DRAFT_HEADS = {
     "eagle3": BUNDLED_MODEL.with_name("draft_head"),
     "dflash": BUNDLED_MODEL.with_name("dflash_head"),
@@ -39,14 +44,15 @@ def resolve_model(model: str | Path | None, revision: str | None = None) -> Path
     """The directory of a model, downloaded first if it is a hub id.
 
     Args:
-        model: a directory, a Hugging Face hub id, or None for the bundled model.
+        model: a directory, a Hugging Face hub id, or a name of `BUNDLED_MODELS`, of which None is
+            the first. A directory of such a name is given as a `Path` or with a slash.
         revision: branch, tag or commit on the hub.
 
     Raises:
         ModelLoadError: nothing there, or the hub can't give it; one line.
     """
-    if model is None:
-        return BUNDLED_MODEL
+    if (bundled := bundled_directory("bundled" if model is None else model)) is not None:
+        return bundled
     name = str(model)
     if not name:
         raise ModelLoadError("model: an empty name; give a directory or a hub id, or leave it out")
@@ -59,6 +65,11 @@ def resolve_model(model: str | Path | None, revision: str | None = None) -> Path
     if isinstance(model, Path) or not is_hub_id(name):
         raise ModelLoadError(f"{name}: no such directory")
     return _download(name, revision)
+
+
+def bundled_directory(model: str | Path) -> Path | None:
+    """The directory of a bundled model that is named, else None; a `Path` is no name."""
+    return None if isinstance(model, Path) else BUNDLED_MODELS.get(model)
 
 
 def is_hub_id(name: str) -> bool:

@@ -47,7 +47,8 @@ Forward = Callable[..., tuple[KVCache, Array, Array]]
 class EveryLayer:
     """The loop over layers of an engine without a draft head: it keeps nothing beside."""
 
-    num_probed, layer = 2, staticmethod(jax.jit)
+    num_probed = 2
+    layer = staticmethod(jax.jit)
 
     def beside(self, dtype: Any) -> tuple[Any, ...]:
         """Nothing."""

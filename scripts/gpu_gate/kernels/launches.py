@@ -16,6 +16,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from jaxinfer.kernels.attention import op as attention
 from jaxinfer.kernels.attention.pages import Pages
 from jaxinfer.kernels.attention.shared_prefix import SharedPrefixes, rows_in_item
+from jaxinfer.kernels.experts.op import Routed, mix
 from jaxinfer.kernels.implementations import Op, module_of
 from jaxinfer.kernels.matmul.quantized import QuantizedLinear
 from jaxinfer.kernels.norms.xla import rms_norm
@@ -245,6 +246,42 @@ def _large() -> Iterator[Launch]:
         )
 
 
+def _experts() -> Iterator[Launch]:
+    """Of few rows, of so many that kernels give them places, and of more; a third is padding."""
+    X, F, k = 128, 256, 8
+    norm, choose = _draw(5, _E), module_of("mosaic", "experts").choose
+    matrices = (_draw(6, X, F, _E), _draw(7, X, F, _E), _draw(8, X, _E, F))
+    matrices = tuple(each * each.shape[-1] ** -0.5 for each in matrices)
+
+    def mixed(kernels: Kernels, x: jax.Array, logits: jax.Array, *matrices: jax.Array) -> jax.Array:
+        chosen, weights = choose.choose(logits, k, normalize=True)
+        hidden, rows = rms_norm(x, norm, _EPS), len(x)
+        routed = Routed(x, hidden, chosen.T, weights[:, :rows].T, weights)
+        is_token = jnp.arange(rows) % 3 != 1
+        options: dict[str, Any] = {"is_token": is_token, "eps": _EPS, "kernels": kernels}
+        return mix(routed, norm, matrices, **options, lacks_some=True)
+
+    for T in (1, 8, 64, 200, 4096):
+        yield Launch(
+            f"{T} rows",
+            functools.partial(mixed, Kernels("mosaic")),
+            functools.partial(mixed, XLA),
+            (_draw(T, T, _E), _draw(9, T, X), *matrices),
+        )
+
+    def expected(logits: jax.Array) -> Any:
+        likely, chosen = jax.lax.top_k(jax.nn.softmax(logits.astype(jnp.float32), axis=-1), k)
+        order = jnp.argsort(chosen, axis=1)
+        weights = jnp.take_along_axis(likely / likely.sum(axis=1, keepdims=True), order, axis=1)
+        return jnp.take_along_axis(chosen, order, axis=1).T, weights.T
+
+    def chosen(logits: jax.Array) -> Any:
+        found, weights = choose.choose(logits, k, normalize=True)
+        return found, weights[:, : len(logits)]
+
+    yield Launch("choice of 48 rows", chosen, expected, (_draw(3, 48, X),))
+
+
 def _wide(x: jax.Array, linear: QuantizedLinear) -> tuple[jax.Array, jax.Array]:
     """What is left of inputs and of a weight once they were quantized."""
     return linear.rounded_inputs(x), linear.matrix(x.dtype)
@@ -303,6 +340,7 @@ _BY_OP: dict[Op, Callable[[], Iterator[Launch]]] = {
     "medium": _medium,
     "medium_codes": _medium_codes,
     "large": _large,
+    "experts": _experts,
     "add_norm": _add_norm,
     "silu_mul": _silu_mul,
     "all_reduce": _all_reduce,

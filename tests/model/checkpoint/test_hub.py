@@ -9,7 +9,7 @@ import pytest
 from huggingface_hub import errors
 
 from jaxinfer.errors import ModelLoadError
-from jaxinfer.model.checkpoint.hub import BUNDLED_MODEL, resolve_model
+from jaxinfer.model.checkpoint.hub import BUNDLED_MODEL, BUNDLED_MODELS, resolve_model
 
 
 def refusal(*arguments) -> str:
@@ -23,6 +23,16 @@ def refusal(*arguments) -> str:
 def test_no_model_means_the_bundled_one():
     assert resolve_model(None) == BUNDLED_MODEL
     assert BUNDLED_MODEL.parts[-3:] == ("jaxinfer", "assets", "model")
+
+
+def test_bundled_models_have_names_that_a_path_is_not(tmp_path, monkeypatch):
+    assert resolve_model("bundled") == BUNDLED_MODEL
+    assert resolve_model("bundled-experts") == BUNDLED_MODEL.with_name("experts_model")
+    monkeypatch.chdir(tmp_path)
+    for name, directory in BUNDLED_MODELS.items():
+        (tmp_path / name).mkdir()
+        assert resolve_model(name) == directory
+        assert resolve_model(pathlib.Path(name)) == resolve_model(f"./{name}") == pathlib.Path(name)
 
 
 def test_a_directory_is_itself(tmp_path, monkeypatch):

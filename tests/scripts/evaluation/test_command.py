@@ -1,4 +1,4 @@
-"""`python -m scripts.evaluation`: the bundled model reaches its bars through the engine."""
+"""`python -m scripts.evaluation`: the bundled models reach their bars through the engine."""
 
 import json
 
@@ -11,12 +11,16 @@ SMALL = ["--max-num-seqs", "8", "--max-model-len", "512", "--num-kv-blocks", "30
 
 
 @pytest.mark.slow
-def test_the_bundled_model_reaches_its_bars_through_the_engine(capsys: pytest.CaptureFixture[str]):
-    status = evaluation.main(["--questions", "3", "--check", "--json", *SMALL])
+@pytest.mark.parametrize("model", [None, "bundled-experts"])
+def test_a_bundled_model_reaches_its_bars_through_the_engine(
+    model: str | None, capsys: pytest.CaptureFixture[str]
+):
+    named = [] if model is None else ["--model", model]
+    status = evaluation.main(["--questions", "3", "--check", "--json", *named, *SMALL])
     report = json.loads(capsys.readouterr().out)
     assert report["below_bar"] == []
     assert status == 0
-    assert report["model"] == "bundled"
+    assert report["model"] == (model or "bundled")
     assert report["rates"]["sums_right"] == {"hits": 6, "total": 6, "share": 1.0, "bar": 0.95}
     assert report["rates"]["tool_calls_right"]["share"] >= 0.95
     assert 0.0 < report["story_loss"] < 0.5
