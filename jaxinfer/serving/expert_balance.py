@@ -35,7 +35,18 @@ class ExpertBalance:
     def __init__(self, handle: Handle) -> None:
         self._handle = handle
 
-    def rebalance(self, load: Any = None) -> RebalancedExperts:
+    def check(self) -> PlacedExperts:
+        """The experts' places.
+
+        Raises:
+            ValueError: the engine has no `enable_eplb`.
+        """
+        placed = self._handle.loaded.placed_experts
+        if placed is None:
+            raise ValueError("rebalance_experts needs an engine with enable_eplb=True")
+        return placed
+
+    def rebalance(self, load: Any) -> RebalancedExperts:
         """Move experts so that these loads would have been even; keys and values stay valid.
 
         Args:
@@ -48,13 +59,7 @@ class ExpertBalance:
             RuntimeError: a request is unfinished, or the weights sleep. Nothing has changed.
             StepError: the device failed while it moved; the engine is dead.
         """
-        placed = self._handle.loaded.placed_experts
-        if placed is None:
-            raise ValueError("rebalance_experts needs an engine with enable_eplb=True")
-        if load is None:
-            raise ValueError(
-                "rebalance_experts needs load, the tokens of each expert, [layers, experts]"
-            )
+        placed = self.check()
         own = _own_layers(np.asarray(load), placed)
         slots = balance(own, placed.num_groups, placed.num_redundant)
         before, after = (imbalance(own, each, placed.num_groups) for each in (placed.slots, slots))

@@ -1,11 +1,14 @@
-"""What `LLM` tells of a model's experts."""
+"""What `LLM` tells of a model's experts, and does with them."""
+
+from typing import Any
 
 from jaxinfer.expert_statistics import ExpertStatistics
+from jaxinfer.serving.expert_balance import ExpertBalance, RebalancedExperts
 from jaxinfer.serving.pooling_door import PoolingDoor
 
 
 class ExpertDoor(PoolingDoor):
-    """The call that reads how experts were used."""
+    """The calls that read how experts were used, and move them."""
 
     def expert_statistics(self, *, reset: bool = False) -> ExpertStatistics:
         """How tokens were spread over the experts, since the start or the last reset.
@@ -20,3 +23,14 @@ class ExpertDoor(PoolingDoor):
         """
         experts = self._handle.loaded.experts
         return self._handle.driver.call(lambda: experts.read(reset=reset))
+
+    def rebalance_experts(self, load: Any = None) -> RebalancedExperts:
+        """Move experts between devices, by their load: see `ExpertBalance.rebalance`.
+
+        Args:
+            load: tokens of each expert, `[layers, experts]`; None takes what `expert_statistics`
+                has counted.
+        """
+        balance = ExpertBalance(self._handle)
+        balance.check()
+        return balance.rebalance(self.expert_statistics().load if load is None else load)

@@ -33,7 +33,6 @@ from jaxinfer.serving.driver.blocking_stream import stream_request
 from jaxinfer.serving.driver.pauses import InFlightPolicy
 from jaxinfer.serving.driver.sleep_state import PauseMode, SleepTag
 from jaxinfer.serving.engine.metrics import Metric
-from jaxinfer.serving.expert_balance import ExpertBalance, RebalancedExperts
 from jaxinfer.serving.expert_door import ExpertDoor
 from jaxinfer.serving.handle_start import start_handle
 from jaxinfer.serving.memory_handover import MemoryHandover
@@ -399,10 +398,6 @@ class LLM(ExpertDoor):
     ) -> None:
         """Swap the weights between two steps: see `Weights.update`."""
         self.weights.update(params, mapping, in_flight)
-
-    def rebalance_experts(self, load: Any = None) -> RebalancedExperts:
-        """Move experts between devices, by their load: see `ExpertBalance.rebalance`."""
-        return ExpertBalance(self._handle).rebalance(load)
 
     def pause(self, mode: PauseMode = "abort", *, refuse: bool = False) -> None:
         """Run no step until `resume`: see `MemoryHandover.pause`."""

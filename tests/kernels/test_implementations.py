@@ -23,8 +23,16 @@ _FUNCTIONS = {
     "medium": ["project", "gated"],
     "medium_codes": ["supports", "project", "gated"],
     "large": ["supports", "project", "gated"],
-    "experts": ["choose.choose", "few_rows.gated", "few_rows.project_add", "grouped.gated"]
-    + ["grouped.project", "sorting.group", "sorting.list_experts", "spread.spread"],
+    "experts": [
+        "choose.choose",
+        "few_rows.gated",
+        "few_rows.project_add",
+        "grouped.gated",
+        "grouped.project",
+        "sorting.group",
+        "sorting.list_experts",
+        "spread.spread",
+    ],
     "add_norm": ["add_norm"],
     "silu_mul": ["silu_mul"],
     "all_reduce": ["all_reduce", "all_reduce_norm"],

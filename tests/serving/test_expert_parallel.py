@@ -251,11 +251,21 @@ def test_experts_move_and_no_token_changes(alone, name, redundant):
         assert not any(leaf.is_deleted() for leaf in jax.tree.leaves(given))
 
 
+def test_experts_move_by_what_was_counted():
+    with engine(**settings_of("EP2"), enable_eplb=True, expert_statistics=True) as llm:
+        wanted = answers(llm)
+        load = llm.expert_statistics().load
+        found = llm.rebalance_experts()
+        assert load.sum() > 0
+        assert llm.rebalance_experts(load).before == found.after <= found.before
+        assert_same(answers(llm), wanted)
+
+
 def test_what_cannot_be_moved_is_refused():
     eplb = {"enable_eplb": True}
     with engine(**settings_of("EP2"), **eplb) as llm:
         for load, said in [
-            (None, "needs load"),
+            (None, "expert_statistics=True"),
             (np.ones((3, 16)), r"here \[1, 16\], got \[3, 16\]"),
             (-np.ones((1, 16)), "from 0 up"),
         ]:

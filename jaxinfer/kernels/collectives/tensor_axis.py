@@ -9,8 +9,7 @@ from jaxtyping import Array, Int32
 
 from jaxinfer.kernels.rounding import rounded_add
 
-MeshAxes = str | tuple[str, ...]
-"""An axis of a mesh, or several that are taken as one, the first outermost."""
+MeshAxes = str | tuple[str, ...]  # Of a mesh; several are taken as one, the first outermost.
 
 
 @dataclasses.dataclass(frozen=True)
