@@ -18,7 +18,8 @@ from jaxtyping import Array, Bool, Float, Int32
 from jaxinfer.kernels.experts import xla
 from jaxinfer.kernels.experts.groups import Groups, group
 from jaxinfer.kernels.implementations import module_of
-from jaxinfer.kernels.matmul.op import Linear, ResidualStream, add, norm_project, normed
+from jaxinfer.kernels.matmul.mosaic.small_plan import MOST_ROWS
+from jaxinfer.kernels.matmul.op import Linear, ResidualStream, add, norm_project, normed, project
 from jaxinfer.kernels.policy import XLA, Kernels
 from jaxinfer.kernels.rounding import narrow
 
@@ -75,10 +76,25 @@ def route(
     if mosaic is None or not mosaic.choose.supports(len(router), num_chosen):
         chosen, weights = xla.route(hidden, router, num_chosen, normalize=normalize)
         return Routed(x, hidden, chosen, weights)
-    # With few rows, of a kernel that has the norm in it: then nothing reads `hidden`.
-    _, (logits,) = norm_project(ResidualStream(x), norm, [Linear(router)], eps=eps, kernels=kernels)
+    logits = _logits(x, hidden, norm, router, eps, kernels)
     chosen, weights = mosaic.choose.choose(logits, num_chosen, normalize=normalize)
     return Routed(x, hidden, chosen.T, weights[:, : len(hidden)].T, weights)
+
+
+def _logits(
+    x: jax.Array,
+    hidden: jax.Array,
+    norm: jax.Array,
+    router: jax.Array,
+    eps: float,
+    kernels: Kernels,
+) -> Float[Array, "T X"]:
+    """With few rows of a kernel that has the norm in it, so that nothing reads `hidden`."""
+    if len(x) > MOST_ROWS:
+        return project(hidden, Linear(router), kernels=kernels)
+    stream, linears = ResidualStream(x), [Linear(router)]
+    _, (logits,) = norm_project(stream, norm, linears, eps=eps, kernels=kernels)
+    return logits
 
 
 def mix_add(
@@ -96,7 +112,7 @@ def mix_add(
         routed: of `route`.
         norm: the one given to it.
         matrices: of all experts.
-        is_token: False for padding, which goes through no expert.
+        is_token: False for padding, which goes through no expert; a row that is alone is a token.
         eps: of the norm.
         kernels: the policy.
     """

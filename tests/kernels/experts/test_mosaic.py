@@ -170,6 +170,10 @@ def test_what_kernels_of_few_rows_take():
     assert not few_rows.supports(17, (X, F, E), "bfloat16")
     assert not few_rows.supports(8, (X, 96, E), "bfloat16")
     assert not few_rows.supports(8, (X, F, E), "float32")
+    # Of Qwen3-30B-A3B, Qwen3-235B-A22B and Qwen3-Coder-480B, whose slices of down are too large.
+    assert few_rows.supports(16, (128, 768, 2048), "bfloat16")
+    assert few_rows.supports(8, (128, 1536, 4096), "bfloat16")
+    assert not few_rows.supports(1, (160, 2560, 6144), "bfloat16")
     with pytest.raises(ValueError, match="do not take"):
         few_rows.project_add(
             jnp.zeros((8, 8, 96), jnp.bfloat16),

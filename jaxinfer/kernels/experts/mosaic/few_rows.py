@@ -40,7 +40,7 @@ from jaxinfer.kernels.mosaic.pages import SWIZZLED, Scalar, on_warps
 from jaxinfer.kernels.mosaic.rows import load_global, row_layout, store_anyhow
 
 _CHUNKS = (128, 64)
-_FEWEST_STAGES = 3
+_FEWEST_STAGES, _FEWEST_SLICES = 3, 2  # of gated and of down
 _MOST_STAGES = 8
 _COLUMN = plgpu.Layout.WGMMA.reduce(0)
 _WITHOUT_BARRIERS = plgpu.CompilerParams(approx_math=True, unsafe_no_auto_barriers=True)
@@ -82,8 +82,10 @@ def list_experts(
 def supports(rows: int, gate: tuple[int, ...], dtype: jax.typing.DTypeLike) -> bool:
     """Whether the kernels take so many rows and a gate ``[X, F, E]`` of this dtype."""
     _, F, E = gate
-    whole = are_whole(rows, [(F, E)], dtype) and are_whole(rows, [(E, F)], dtype)
-    return whole and _gated_plan(rows, F, E, 0.0).stages >= _FEWEST_STAGES
+    if not (are_whole(rows, [(F, E)], dtype) and are_whole(rows, [(E, F)], dtype)):
+        return False
+    gated, down = _gated_plan(rows, F, E, 0.0), _down_plan(rows, E, F, _MOST_STAGES)
+    return gated.stages >= _FEWEST_STAGES and down.config.stages >= _FEWEST_SLICES
 
 
 def gated(
@@ -291,7 +293,7 @@ def _down_plan(B: int, E: int, F: int, S: int) -> Plan:
     p = Plan("residual", B, F, (E,), 0.0, SmallConfig(split, 1, F // split))
     beside = p.columns * TILE * 2 + (split - 1) * TILE * p.columns * 4
     stages = min(_MOST_STAGES, S, (SHARED_BYTES - beside) // ((TILE + p.columns) * p.slice * 2))
-    return dataclasses.replace(p, config=SmallConfig(split, max(stages, 1), F // split))
+    return dataclasses.replace(p, config=SmallConfig(split, stages, F // split))
 
 
 def _down_block(p: Plan, count, experts, weights, inner, down, *refs, w_smem, h_smem, o_smem,

@@ -41,7 +41,9 @@ from jaxinfer.kernels.experts.mosaic.grouped_plan import (
 from jaxinfer.kernels.mosaic.pages import SWIZZLED, Ref, Scalar, on_warps
 from jaxinfer.kernels.mosaic.rows import store_anyhow
 
-_REGISTERS = {1: (232, 40), 2: (232, 40)}  # of a thread of a consumer and of the producer
+# Of a thread of a consumer and of the producer, by consumers, where those that threads start with
+# would not hold the sums.
+_REGISTERS = {2: (232, 40)}
 
 __all__ = ["gated", "project", "supports", "tile_rows"]
 
@@ -101,7 +103,7 @@ class _Problem:
     def check(self) -> None:
         """Raises ValueError where the kernel cannot be built."""
         c = self.config
-        sizes = c.consumers not in _REGISTERS or c.stages < 2 or c.columns > COLUMNS
+        sizes = c.consumers not in (1, 2) or c.stages < 2 or c.columns > COLUMNS
         whole = self.P % ALIGNMENT == 0 == self.size % CHUNK and self.outputs % CHUNK == 0
         cut = self.features % CHUNK == 0 == c.rows // 8 % c.share_rows
         if sizes or not (whole and cut) or self.shared_bytes > SHARED_BYTES:
@@ -114,6 +116,11 @@ class _Problem:
         """Shared memory of a block, without barriers."""
         stage = (self.config.rows + self.config.columns) * CHUNK
         return 2 * (self.config.stages * stage + self.config.rows * self.features)
+
+    @property
+    def registers(self) -> tuple[int, int] | None:
+        """Registers of a consumer's and of a producer's thread; None keeps the initial ones."""
+        return _REGISTERS.get(self.config.consumers)
 
     @property
     def steps(self) -> int:
@@ -227,7 +234,8 @@ def _block(p: _Problem, count, experts, firsts, ends, x, *refs, ring, o_smem):
 
     @pl.when(consumer == p.config.consumers)
     def _produce():
-        plgpu.set_max_registers(_REGISTERS[p.config.consumers][1], action="decrease")
+        if p.registers is not None:
+            plgpu.set_max_registers(p.registers[1], action="decrease")
         on_warps(
             lambda: _stream_weights(walk, weights, ring),
             lambda: _stream_rows(walk, x, ring),
@@ -235,7 +243,8 @@ def _block(p: _Problem, count, experts, firsts, ends, x, *refs, ring, o_smem):
 
     @pl.when(consumer < p.config.consumers)
     def _consume():
-        plgpu.set_max_registers(_REGISTERS[p.config.consumers][0], action="increase")
+        if p.registers is not None:
+            plgpu.set_max_registers(p.registers[0], action="increase")
         walk.each(functools.partial(_compute, walk, consumer, ring, o_smem.at[consumer], out))
         plgpu.wait_smem_to_gmem(0)
 
