@@ -1,4 +1,4 @@
-"""Places for rows and lists of experts, for up to 256 tokens in one launch.
+"""Places for rows and lists of experts, for up to 64 tokens in one launch.
 
 XLA takes some ten launches for what `groups.group` and `few_rows.list_experts` say, each as long as
 these sums. Here one warpgroup does it on tensor cores: `C[token, expert]` says who chose whom, and
@@ -25,9 +25,8 @@ from jaxinfer.kernels.mosaic.pages import SWIZZLED, Ref
 from jaxinfer.kernels.mosaic.rows import store_anyhow
 
 ROWS = 64
-"""Tokens, or tiles, at once: wgmma's M. Arguments are padded to a multiple of it."""
+"""Tokens, or tiles at once: wgmma's M. Arguments are padded to as many tokens."""
 
-MOST_TOKENS = 256
 _EXPERTS = (64, 128)
 _LAYOUT = plgpu.Layout.WGMMA
 _OF_ROWS = _LAYOUT.reduce(1)
@@ -35,15 +34,14 @@ _OF_ROWS = _LAYOUT.reduce(1)
 
 def supports(num_tokens: int, num_experts: int) -> bool:
     """Whether the kernels take so many."""
-    return num_tokens <= MOST_TOKENS and num_experts in _EXPERTS
+    return num_tokens <= ROWS and num_experts in _EXPERTS
 
 
 def group(chosen: Int32[Array, "k N"], num_slots: int, num_experts: int, tile_rows: int) -> Groups:
-    """`groups.group` of up to 256 tokens.
+    """`groups.group` of up to 64 tokens.
 
     Args:
-        chosen: experts of each token, a column a token, padded to a multiple of 64;
-            `num_experts` is none.
+        chosen: experts of each token, a column a token, padded to 64; `num_experts` is none.
         num_slots: experts that tokens can have chosen, at most.
         num_experts: X, 64 or 128.
         tile_rows: places of a tile at most.
@@ -54,7 +52,6 @@ def group(chosen: Int32[Array, "k N"], num_slots: int, num_experts: int, tile_ro
     places, *tiles = _launch(
         functools.partial(_group, tile_rows, num_places),
         (jax.ShapeDtypeStruct(chosen.shape, jnp.int32), _scalar(), tile, tile, tile),
-        chosen.shape[1],
         num_experts,
         "group_rows",
     )(chosen)
@@ -84,7 +81,6 @@ def list_experts(
             jax.ShapeDtypeStruct((padded,), jnp.int32),
             jax.ShapeDtypeStruct((padded, columns), jnp.float32),
         ),
-        chosen.shape[1],
         num_experts,
         "list_experts",
         {"w_smem": plgpu.SMEM((ROWS, num_experts), jnp.bfloat16, transforms=SWIZZLED)},
@@ -100,7 +96,6 @@ def _scalar() -> jax.ShapeDtypeStruct:
 def _launch(
     block: Callable[..., None],
     out: tuple[jax.ShapeDtypeStruct, ...],
-    tokens: int,
     num_experts: int,
     name: str,
     more: dict[str, Any] | None = None,
@@ -109,7 +104,7 @@ def _launch(
         block,
         out_type=out,
         scratch_types={
-            "c_smem": plgpu.SMEM((tokens, num_experts), jnp.bfloat16, transforms=SWIZZLED),
+            "c_smem": plgpu.SMEM((ROWS, num_experts), jnp.bfloat16, transforms=SWIZZLED),
             "u_smem": plgpu.SMEM((num_experts, num_experts), jnp.bfloat16, transforms=SWIZZLED),
             **(more or {}),
         },
@@ -122,21 +117,15 @@ def _launch(
 def _group(tile_rows, num_places, chosen, places, total, experts, firsts, ends, *, c_smem, u_smem):
     _keep_choice(chosen, c_smem, u_smem)
     X = c_smem.shape[1]
-    blocks = c_smem.shape[0] // ROWS
-    counts = _sum([(_ones(), c_smem.at[pl.ds(n * ROWS, ROWS)]) for n in range(blocks)], X)
-    sizes = _up(counts, ALIGNMENT)
+    sizes = _up(_product(_ones(), c_smem, X), ALIGNMENT)
     starts = _before(sizes, u_smem)
-    for n in range(blocks):
-        earlier = [(_ones(), c_smem.at[pl.ds(m * ROWS, ROWS)]) for m in range(n)]
-        own = (_triangle(), c_smem.at[pl.ds(n * ROWS, ROWS)])
-        place = starts + _sum([*earlier, own], X)
-        tokens = pl.ds(n * ROWS, ROWS)
-        for j in range(chosen.shape[0]):
-            expert = _load(chosen.at[j, tokens])
-            found = jnp.where(_spread(expert, X) == _numbers(X), place, jnp.zeros_like(place))
-            found = found.sum(axis=1).astype(jnp.int32)
-            found = jnp.where(expert < X, found, jnp.full_like(found, num_places))
-            store_anyhow(places.at[j, tokens], found)
+    place = starts + _product(_triangle(), c_smem, X)
+    for j in range(chosen.shape[0]):
+        expert = _load(chosen.at[j, pl.ds(0, ROWS)])
+        found = jnp.where(_spread(expert, X) == _numbers(X), place, jnp.zeros_like(place))
+        found = found.sum(axis=1).astype(jnp.int32)
+        found = jnp.where(expert < X, found, jnp.full_like(found, num_places))
+        store_anyhow(places.at[j, pl.ds(0, ROWS)], found)
     in_tiles = _up(sizes, tile_rows) / tile_rows
     first_tile = _before(in_tiles, u_smem)
     end_tile = first_tile + in_tiles
@@ -162,7 +151,7 @@ def _list(chosen, weights, total, experts, table, *, c_smem, u_smem, w_smem):
         of_rows = jnp.where(is_it, weight, of_rows)
     store_anyhow(w_smem, of_rows.astype(jnp.bfloat16))
     plgpu.commit_smem()
-    counts = _sum([(_ones(), c_smem)], X)
+    counts = _product(_ones(), c_smem, X)
     is_listed = jnp.minimum(counts, jnp.ones_like(counts))
     place = _before(is_listed, u_smem)
     store_anyhow(total, is_listed.sum(axis=1).astype(jnp.int32))
@@ -172,20 +161,18 @@ def _list(chosen, weights, total, experts, table, *, c_smem, u_smem, w_smem):
         slots = pl.ds(n * ROWS, ROWS)
         store_anyhow(experts.at[slots], _select(is_it, _numbers(X).astype(jnp.float32)))
         one = jnp.where(is_it, jnp.ones_like(place), jnp.zeros_like(place)).astype(jnp.bfloat16)
-        of_slots = _sum([(one, w_smem.at[pl.ds(0, columns)].transpose((1, 0)))], columns)
+        of_slots = _product(one, w_smem.at[pl.ds(0, columns)].transpose((1, 0)), columns)
         store_anyhow(table.at[slots, :], of_slots)
 
 
 def _keep_choice(chosen: Ref, c_smem: Ref, u_smem: Ref) -> None:
     """Who chose whom, and for each expert those that come after it, in shared memory."""
     X = c_smem.shape[1]
-    for n in range(c_smem.shape[0] // ROWS):
-        tokens = pl.ds(n * ROWS, ROWS)
-        choice = _zeros(X)
-        for j in range(chosen.shape[0]):
-            is_it = _spread(_load(chosen.at[j, tokens]), X) == _numbers(X)
-            choice = jnp.where(is_it, jnp.ones_like(choice), choice)
-        store_anyhow(c_smem.at[tokens], choice.astype(jnp.bfloat16))
+    choice = _zeros(X)
+    for j in range(chosen.shape[0]):
+        is_it = _spread(_load(chosen.at[j, pl.ds(0, ROWS)]), X) == _numbers(X)
+        choice = jnp.where(is_it, jnp.ones_like(choice), choice)
+    store_anyhow(c_smem, choice.astype(jnp.bfloat16))
     for n in range(X // ROWS):
         is_after = _rows(X) + n * ROWS < _numbers(X)
         after = jnp.where(is_after, jnp.ones_like(_zeros(X)), _zeros(X))
@@ -193,13 +180,11 @@ def _keep_choice(chosen: Ref, c_smem: Ref, u_smem: Ref) -> None:
     plgpu.commit_smem()
 
 
-def _sum(products: list[tuple[jax.Array, Any]], columns: int) -> jax.Array:
-    """The sum of products ``[ROWS, columns]``; of none zeros."""
+def _product(first: jax.Array, second: Any, columns: int) -> jax.Array:
+    """The product ``[ROWS, columns]`` of a matrix in registers and one in shared memory."""
 
     def multiply(total):
-        for first, second in products:
-            plgpu.wgmma(total, first, second)
-            plgpu.wgmma_wait(0)  # Its registers may be the next one's.
+        plgpu.wgmma(total, first, second)
         return total[...]
 
     return pl.run_scoped(multiply, plgpu.ACC((ROWS, columns), jnp.float32))
@@ -207,7 +192,7 @@ def _sum(products: list[tuple[jax.Array, Any]], columns: int) -> jax.Array:
 
 def _before(values: jax.Array, u_smem: Ref) -> jax.Array:
     """In each column the sum of those before it; of values that bfloat16 holds."""
-    return _sum([(values.astype(jnp.bfloat16), u_smem)], values.shape[1])
+    return _product(values.astype(jnp.bfloat16), u_smem, values.shape[1])
 
 
 def _up(values: jax.Array, multiple: int) -> jax.Array:
