@@ -75,7 +75,8 @@ def speed_table(records: list[Record]) -> list[str]:
 
 def _run_of(record: Record) -> tuple[str, ...]:
     """What sets figures of the table apart."""
-    return record["workload"], record["model"], record["machine"]["device"], _formats(record)
+    formats = _formats(record).removeprefix("plain")  # comes first
+    return record["workload"], record["model"], record["machine"]["device"], formats
 
 
 def _formats(record: Record) -> str:

@@ -62,12 +62,14 @@ def test_schemes_stand_beside_plain_weights_of_the_same_tree():
         _run("W2", "int4", tree="0", tpot_s=0.008),
         _run("W2", None),
         _run("W2", "int4", tpot_s=0.0035),
+        _run("W2", "int4", tpot_s=0.003, engine={"quantization": "int4", "kv_cache_dtype": "int8"}),
         _run("W3", "FP8_DYNAMIC", tpot_s=None),
         _run("W2", None, tree="2", tpot_s=0.007),
     ]
-    plain, int4, dynamic = speed_table(records)[2:]
+    plain, int4, cached, dynamic = speed_table(records)[2:]
     rest = "| 1,234 | 20 | 61 | H100 | 0.11.2 | 0123456 |"
     assert plain == f"| W2 | Qwen3-8b shape | plain | 5.00 {rest}"
     assert int4 == f"| W2 | Qwen3-8b shape | `int4` | 3.50 {rest}"
+    assert cached == f"| W2 | Qwen3-8b shape | `int4`, `int8` cache | 3.00 {rest}"
     assert dynamic == f"| W3 | Qwen3-8b shape | `FP8_DYNAMIC` | - {rest}"
     assert speed_table([_run("W2", None)]) == ["Not measured yet."]
