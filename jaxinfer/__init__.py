@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     from jaxinfer.sampling_params import RequestOutputKind, SamplingParams
     from jaxinfer.serving.async_llm import AsyncLLM
     from jaxinfer.serving.engine.metrics import Counter, Gauge, Histogram
+    from jaxinfer.serving.expert_balance import RebalancedExperts
     from jaxinfer.serving.llm import LLM
     from jaxinfer.serving.parsers.answer_format import AnswerFormat
     from jaxinfer.serving.pooling.embedding_model import EmbeddingModel
@@ -99,6 +100,7 @@ __all__ = [
     "Quantization",
     "QueueFullError",
     "RankedDocument",
+    "RebalancedExperts",
     "RequestMetrics",
     "RequestOutput",
     "RequestOutputKind",
@@ -169,6 +171,7 @@ _NAMES_OF = {
     "sampling_params": ("RequestOutputKind", "SamplingParams"),
     "serving.async_llm": ("AsyncLLM",),
     "serving.engine.metrics": ("Counter", "Gauge", "Histogram"),
+    "serving.expert_balance": ("RebalancedExperts",),
     "serving.llm": ("LLM",),
     "serving.parsers.answer_format": ("AnswerFormat",),
     "serving.pooling.embedding_model": ("EmbeddingModel",),

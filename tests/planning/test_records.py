@@ -6,7 +6,7 @@ from jaxinfer.config import EngineConfig
 from jaxinfer.planning.devices import H200
 from jaxinfer.planning.memory import plan_memory
 from jaxinfer.planning.times import recorded_overheads
-from scripts.measurements.results import load_results
+from scripts.measurements.results import is_of_a_variant, load_results
 from scripts.planning_overheads import main, points, record_shape, workload_runs
 
 # Engines have left 5% of the allocator's memory free since then; earlier ones hold other blocks.
@@ -17,6 +17,7 @@ ENGINES = [
     for record in RECORDS
     if "nvidia-h200" in record["file"] and record.get("memory") and record["file"] >= _SINCE
     if record["engine"]["num_kv_blocks"] is None  # the engine's own number
+    if not is_of_a_variant(record) and "drafts" not in record["kind"]
 ]
 
 
