@@ -39,6 +39,7 @@ def by_hand(params, text):
     return np.bincount(np.asarray(chosen).ravel(), minlength=X)
 
 
+@pytest.mark.slow
 def test_every_token_counts_in_each_layer_and_padding_nowhere():
     params, told = tiny.params(CONFIG), []
     texts = [tiny.token_ids(CONFIG, length, seed=length).tolist() for length in (5, 19, 16)]

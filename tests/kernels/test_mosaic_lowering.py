@@ -156,8 +156,10 @@ def _experts(rows):
 
     def layer(x, norm, router, *matrices):
         kernels = Kernels("mosaic")
-        routed = route(ResidualStream(x), norm, router, 8, normalize=True, eps=EPS, kernels=kernels)
-        return mix_add(routed, norm, matrices, eps=EPS, kernels=kernels).summed()
+        routed = route(
+            ResidualStream(x), norm, router, 8, normalize=True, eps=1e-6, kernels=kernels
+        )
+        return mix_add(routed, norm, matrices, eps=1e-6, kernels=kernels).summed()
 
     return compile_for_h200(
         layer, _shape(rows, hidden), _shape(hidden), _shape(experts, hidden), *matrices

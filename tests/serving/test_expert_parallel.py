@@ -94,7 +94,13 @@ def experts_of(llm):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [name for name in SPLITS if name != "EP4xTP2"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "EP2xTP2",  # EP4xTP2 is below
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("EP2", "EP4", "EP8")),
+    ],
+)
 def test_tokens_are_those_of_one_device(alone, name):
     with engine(**settings_of(name)) as llm:
         assert_same(answers(llm), alone)
