@@ -20,7 +20,7 @@ from jaxinfer.planning.devices import H200
 from jaxinfer.planning.named_shapes import NAMED_SHAPES
 from jaxinfer.planning.shapes import ModelShape
 from jaxinfer.planning.times import Overheads, expected_decode_s, expected_prefill_s
-from scripts.measurements.results import ROOT, load_results
+from scripts.measurements.results import ROOT, is_of_a_variant, load_results
 from scripts.speed.workloads import make_workload
 
 FILE = ROOT / "jaxinfer" / "planning" / "overheads.json"
@@ -122,8 +122,10 @@ def workload_runs(records: Sequence[dict[str, Any]]) -> Iterator[WorkloadRun]:
 
 
 def _is_counted(record: dict[str, Any]) -> bool:
+    """Of dense models with plain weights and caches, on one replica."""
     engine = record.get("engine") or {}
-    return "H200" in record["machine"]["device"] and engine.get("data_parallel_size") == 1
+    is_one = "H200" in record["machine"]["device"] and engine.get("data_parallel_size") == 1
+    return is_one and not is_of_a_variant(record) and record_shape(record).is_measured
 
 
 def points(records: Sequence[dict[str, Any]]) -> Iterator[Point]:
