@@ -177,6 +177,12 @@ def test_offline_mode_is_respected(capsys, hub, monkeypatch):
     assert hub.fetched == []
 
 
+@pytest.mark.parametrize("name", ["bundled", "bundled-experts"])
+def test_a_bundled_model_needs_no_download(capsys, hub, name):
+    assert f"{name}: comes with jaxinfer" in _refusal(capsys, name)
+    assert hub.fetched == []
+
+
 def test_a_directory_is_no_hub_id(capsys, hub):
     assert "'./tiny' is not a hub id" in _refusal(capsys, "./tiny")
 

@@ -85,6 +85,11 @@ def test_an_unknown_name_is_told_with_the_nearest(capsys, cache, name):
     assert _names(cache)
 
 
+@pytest.mark.parametrize("name", ["bundled", "bundled-experts"])
+def test_a_bundled_model_stays(capsys, cache, name):
+    assert f"{name}: comes with jaxinfer" in _rm(capsys, name, "-y", status=1)
+
+
 def test_a_name_like_none_is_told_of_the_list(capsys, cache):
     assert "`jaxinfer list` shows what is" in _rm(capsys, "zzz", "-y", status=1)
 

@@ -124,10 +124,17 @@ def split_experts(mesh: Mesh, rules: ShardingRules, num_groups: int) -> tuple[Me
         mesh: with one axis for heads.
         rules: put heads on that axis, and experts on none.
         num_groups: G, a divisor of the axis's length; with 1 nothing changes.
+
+    Raises:
+        ValueError: the rules put heads on several axes, or on none.
     """
     if num_groups == 1:
         return mesh, rules
-    assert isinstance(rules.heads, str)
+    if not isinstance(rules.heads, str):
+        raise ValueError(
+            f"expert parallelism splits the one mesh axis of heads, and the rules put heads on "
+            f"{rules.heads!r}; give one axis, as ShardingRules(heads='tensor') does"
+        )
     tensor, size = rules.heads, mesh.shape[rules.heads]
     if num_groups == size:
         return mesh, replace(rules, experts=tensor)

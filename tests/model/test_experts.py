@@ -95,6 +95,12 @@ def split(devices, groups):
     return split_experts(make_mesh(devices), ShardingRules(), groups)
 
 
+def test_experts_split_one_axis_of_heads_alone():
+    rules = ShardingRules(heads=("data", "tensor"))
+    with pytest.raises(ValueError, match=r"on \('data', 'tensor'\); give one axis"):
+        split_experts(make_mesh(4), rules, 2)
+
+
 def test_groups_of_devices_have_whole_experts():
     whole = tiny.param_specs(EIGHT, *split(4, 4))["model"]["layers"]
     assert whole["0"]["mlp"]["gate"] == PartitionSpec()

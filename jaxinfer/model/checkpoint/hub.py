@@ -72,6 +72,14 @@ def bundled_directory(model: str | Path) -> Path | None:
     return None if isinstance(model, Path) else BUNDLED_MODELS.get(model)
 
 
+def refuse_bundled(name: str) -> None:
+    """Raise ModelLoadError for a bundled model where one of the hub's is asked for."""
+    if name in BUNDLED_MODELS:
+        raise ModelLoadError(
+            f"{name}: comes with jaxinfer, so it is never downloaded or removed; name a hub id"
+        )
+
+
 def is_hub_id(name: str) -> bool:
     """Whether a name may be a model's on the hub, such as "Qwen/Qwen3-0.6B"."""
     return _HUB_ID.fullmatch(name) is not None and ".." not in name

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxinfer.errors import ModelLoadError
+from jaxinfer.model.checkpoint.hub import refuse_bundled
 from jaxinfer.model.checkpoint.weight_files import tensor_entries
 from jaxinfer.model.hf_overrides import decoder_config
 
@@ -83,6 +84,7 @@ def find_removal(name: str, revision: str | None = None) -> Removal:
     Raises:
         ModelLoadError: the cache has no such model or revision; names the nearest ones.
     """
+    refuse_bundled(name)
     info, repositories = _scan()
     models = {each.repo_id: each for each in repositories if each.repo_type == "model"}
     repository = models.get(name)

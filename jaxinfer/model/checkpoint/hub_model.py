@@ -11,7 +11,7 @@ from typing import Any
 from jaxinfer.errors import ModelLoadError
 from jaxinfer.model.checkpoint.byte_sizes import size_text
 from jaxinfer.model.checkpoint.directory_files import is_pickle
-from jaxinfer.model.checkpoint.hub import HUB_FILES, hub_cause, is_hub_id
+from jaxinfer.model.checkpoint.hub import HUB_FILES, hub_cause, is_hub_id, refuse_bundled
 from jaxinfer.model.checkpoint.weight_files import INDEX_FILE, SINGLE_FILE
 from jaxinfer.model.hf_overrides import decoder_config
 
@@ -74,6 +74,7 @@ def find_on_hub(name: str, revision: str | None = None) -> HubModel:
     from huggingface_hub import constants, errors
     from huggingface_hub.utils import filter_repo_objects
 
+    refuse_bundled(name)
     if not is_hub_id(name):
         raise ModelLoadError(f"{name!r:.120} is not a hub id; write one like Qwen/Qwen3-0.6B")
     if constants.HF_HUB_OFFLINE:
