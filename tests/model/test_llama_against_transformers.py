@@ -35,9 +35,9 @@ def test_float32_logits_and_greedy_choices_equal_transformers(variant, tmp_path)
 @pytest.mark.parametrize(
     ("variant", "options"),
     [
-        ("untied", {}),
+        pytest.param("untied", {}, marks=pytest.mark.exhaustive),
         ("tied-gqa3", {}),
-        ("all-biases", {}),
+        pytest.param("all-biases", {}, marks=pytest.mark.exhaustive),
         ("llama3-scaling", {"tensor_parallel_size": 2}),
         ("all-biases", {"tensor_parallel_size": 4}),
     ],

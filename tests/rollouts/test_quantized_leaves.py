@@ -49,8 +49,18 @@ def _dequantized(tree):
     return jax.tree.map(convert, tree, is_leaf=lambda leaf: isinstance(leaf, qwix.QArray))
 
 
-@pytest.mark.parametrize("name", FORMS)
-@pytest.mark.parametrize("num_devices", [1, 2])
+@pytest.mark.parametrize(
+    ("name", "num_devices"),
+    [
+        ("int8", 2),
+        ("fp8", 1),
+        ("int4", 1),
+        *(
+            pytest.param(*case, marks=pytest.mark.exhaustive)
+            for case in [("int8", 1), ("fp8", 2), ("int4", 2)]
+        ),
+    ],
+)
 def test_an_engine_of_the_same_form_takes_codes_and_scales(name, num_devices):
     form, dtype, options = FORMS[name]
     tree = _quantized(PLAIN, dtype, **options)

@@ -288,7 +288,10 @@ def test_an_engine_drafts_what_the_head_says(plain, method, tmp_path, monkeypatc
 
 
 @pytest.mark.parametrize("method", ["dflash"], indirect=True)
-@pytest.mark.parametrize(("size", "num_devices"), [(512, 1), (512, 2), (100, 1)])
+@pytest.mark.parametrize(
+    ("size", "num_devices"),
+    [pytest.param(512, 1, marks=pytest.mark.exhaustive), (512, 2), (100, 1)],
+)
 def test_a_head_guesses_by_the_vocabulary_of_the_model_or_its_own(
     method, size, num_devices, tmp_path, monkeypatch, recorded
 ):

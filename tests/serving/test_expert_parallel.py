@@ -98,7 +98,8 @@ def experts_of(llm):
     "name",
     [
         "EP2xTP2",  # EP4xTP2 is below
-        *(pytest.param(name, marks=pytest.mark.slow) for name in ("EP2", "EP4", "EP8")),
+        "EP8",
+        *(pytest.param(name, marks=pytest.mark.exhaustive) for name in ("EP2", "EP4")),
     ],
 )
 def test_tokens_are_those_of_one_device(alone, name):

@@ -81,10 +81,10 @@ def expected(params, outputs):
     "options",
     [
         {},
-        {"num_decode_steps": 4},
+        pytest.param({"num_decode_steps": 4}, marks=pytest.mark.exhaustive),
         {"tensor_parallel_size": 2, "num_decode_steps": 4},
         pytest.param({"data_parallel_size": 2}, marks=pytest.mark.slow),
-        pytest.param({"block_size": 16, "max_num_seqs": 2}, marks=pytest.mark.slow),
+        pytest.param({"block_size": 16, "max_num_seqs": 2}, marks=pytest.mark.exhaustive),
     ],
     ids=str,
 )

@@ -102,7 +102,7 @@ def test_a_repeated_text_comes_in_fewer_steps(plain, drafting):
 
 @pytest.mark.parametrize(
     "options",
-    [{"tensor_parallel_size": 2}, pytest.param({"eager": True}, marks=pytest.mark.slow)],
+    [{"tensor_parallel_size": 2}, pytest.param({"eager": True}, marks=pytest.mark.exhaustive)],
     ids=str,
 )
 def test_drafts_on_two_devices_or_without_compiling(plain, options):

@@ -37,6 +37,8 @@ MODELS = {
     "norms behind": tiny.config(model_type="olmo2"),
     "unrotated": tiny.config(model_type="smollm3", unrotated_layers=(1,)),
 }
+TWO = ("biases", "norms behind")
+"""The models that differ most from the one that all other tests calibrate."""
 TEXTS = [tiny.token_ids(tiny.CONFIG, n, seed=n).tolist() for n in (5, 20, 1, 130)]
 
 
@@ -60,7 +62,13 @@ def _inputs(params, config, monkeypatch):
     return {path: np.concatenate(parts) for path, parts in read.items()}
 
 
-@pytest.mark.parametrize("config", MODELS.values(), ids=MODELS)
+@pytest.mark.parametrize(
+    "config",
+    [
+        pytest.param(config, id=name, marks=() if name in TWO else pytest.mark.exhaustive)
+        for name, config in MODELS.items()
+    ],
+)
 def test_hessians_are_of_what_projections_read_behind_those_quantized_before(config, monkeypatch):
     found, gptq = [], module.gptq
 
@@ -181,7 +189,9 @@ def texts():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("scheme", ["int4", "W4A16_ASYM"])
+@pytest.mark.parametrize(
+    "scheme", ["int4", pytest.param("W4A16_ASYM", marks=pytest.mark.exhaustive)]
+)
 def test_a_calibrated_model_is_nearer_to_the_plain_one(scheme, texts, tmp_path):
     calibration, other = texts
     (tmp_path / "texts.jsonl").write_text("\n".join(map(json.dumps, calibration)))

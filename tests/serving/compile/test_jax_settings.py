@@ -204,10 +204,17 @@ _KINDS = {
     "mapped": {"mapping": _MAPPING},
     "swapping": {"preemption_mode": "swap", "swap_space": 0.01},
 }
+_QUICKEST = ("host arrays", "two devices", "the caller's function")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", _KINDS)
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pytest.param(kind, marks=() if kind in _QUICKEST else pytest.mark.exhaustive)
+        for kind in _KINDS
+    ],
+)
 def test_every_kind_of_engine_runs_under_all_of_them_at_once(kind):
     options = dict(_KINDS[kind])
     if "params" in options:

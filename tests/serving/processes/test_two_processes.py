@@ -135,7 +135,10 @@ def test_every_process_says_why_there_is_no_engine(mistake, error, together):
     ("number", "to", "statuses", "said"),
     [
         (signal.SIGKILL, 1, (1, -9), ("the device failed (", "")),
-        (signal.SIGINT, 0, (130, 0), ("", "")),
+        pytest.param(
+            *(signal.SIGINT, 0, (130, 0), ("", "")),
+            marks=pytest.mark.exhaustive,
+        ),
         pytest.param(
             *(signal.SIGINT, 1, (1, 130), ("process 1: interrupted (Ctrl-C)", "")),
             marks=pytest.mark.exhaustive,
