@@ -189,8 +189,18 @@ def torch_head(method, directory):
     return TorchDFlashHead(tensors, config, embedding, vocabulary)
 
 
+MOST_TOKENS = 64
+"""What texts are padded to, so that each of the functions below is compiled once."""
+
+
+@jax.jit
+def _states(tokens):
+    return residual_stream(small_params(), CONFIG, tokens, watched=(0, 1))[1]
+
+
 def states_of(config, tokens):
-    _, seen = residual_stream(small_params(), CONFIG, jnp.asarray(tokens), watched=(0, 1))
+    seen = _states(jnp.asarray([*tokens, *[0] * (MOST_TOKENS - len(tokens))]))
+    seen = {layer: stream[: len(tokens)] for layer, stream in seen.items()}
     return [seen[layer] for layer in config.states], seen[0]
 
 
@@ -217,24 +227,33 @@ def recorded(monkeypatch, method):
 def eagle3_pairs(params, config, tokens):
     """What the head's vocabulary reads along a text, and the tokens that it should guess."""
     states, embeddings = states_of(config, tokens)
-    features = features_of_eagle3(params, states, config)
-    normed = eagle3.draft_forward(params, config, features, embeddings).normed
-    return np.asarray(normed)[1:-1], tokens[2:]
+
+    @jax.jit
+    def normed(params, states, embeddings):
+        features = features_of_eagle3(params, states, config)
+        return eagle3.draft_forward(params, config, features, embeddings).normed
+
+    return np.asarray(normed(params, states, embeddings))[1:-1], tokens[2:]
 
 
 def dflash_pairs(params, config, tokens):
     """The same of the blocks that begin at each of the tokens."""
     states, embeddings = states_of(config, tokens)
-    features = features_of_dflash(params, states, config)
+    mask = small_params()["model"]["embed_tokens"][config.mask_token_id]
+
+    @jax.jit
+    def normed(params, states, embeddings, start):
+        features = features_of_dflash(params, states, config)
+        block = jnp.concatenate([embeddings[start][None], *[mask[None]] * NUM_DRAFTS])
+        steps = jnp.arange(len(features) + NUM_DRAFTS + 1, dtype=jnp.int32)
+        visible = (steps < start) | (steps >= len(features))
+        visible = jnp.broadcast_to(visible, (NUM_DRAFTS + 1, len(steps)))
+        positions = start + steps[: NUM_DRAFTS + 1]
+        return dflash.block_forward(params, config, features, block, positions, visible)
+
     inputs, wanted = [], []
     for start in range(1, len(tokens) - NUM_DRAFTS):
-        mask = small_params()["model"]["embed_tokens"][config.mask_token_id]
-        block = jnp.concatenate([embeddings[start][None], *[mask[None]] * NUM_DRAFTS])
-        positions = start + jnp.arange(NUM_DRAFTS + 1, dtype=jnp.int32)
-        visible = jnp.ones((NUM_DRAFTS + 1, start + NUM_DRAFTS + 1), bool)
-        known = features[:start]
-        normed = dflash.block_forward(params, config, known, block, positions, visible)
-        inputs.append(np.asarray(normed)[1:])
+        inputs.append(np.asarray(normed(params, states, embeddings, jnp.int32(start)))[1:])
         wanted += tokens[start + 1 : start + 1 + NUM_DRAFTS]
     return np.concatenate(inputs), wanted
 
