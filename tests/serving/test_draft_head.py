@@ -94,11 +94,11 @@ LONG = [[*range(1, 30)], [*range(1, 30), 7, 8], [3] * 40, [5, 4] * 12]
 @pytest.mark.parametrize(
     "options",
     [
-        pytest.param({}, marks=pytest.mark.slow),
+        pytest.param({}, marks=pytest.mark.exhaustive),
         {"preemption_mode": "swap", "swap_space": 0.01},
         pytest.param(
             {"preemption_mode": "swap", "swap_space": 0.01, "tensor_parallel_size": 2},
-            marks=pytest.mark.slow,
+            marks=pytest.mark.exhaustive,
         ),
         pytest.param({"kv_cache_dtype": "int8"}, marks=pytest.mark.slow),
     ],

@@ -59,11 +59,16 @@ def _assert_close(found, expected, atol):
 
 
 _OFTEN = ("awq", "fp8_block")
+_ALSO = ("w8a8_static", "fp8_dynamic", "pack_zeros", "gptq_order")
+"""What stands for all formats: their files are read in tests/model/quantized/test_files.py."""
+
+
+def _marks_of(name, often, also):
+    return () if name in often else pytest.mark.slow if name in also else pytest.mark.exhaustive
 
 
 @pytest.mark.parametrize(
-    "name",
-    [pytest.param(name, marks=() if name in _OFTEN else pytest.mark.slow) for name in FORMATS],
+    "name", [pytest.param(name, marks=_marks_of(name, _OFTEN, _ALSO)) for name in FORMATS]
 )
 def test_a_directory_is_served_on_one_device_or_several(name, tmp_path):
     tensors, plain = checkpoint(name)
@@ -102,7 +107,7 @@ def bundled():
 
 @pytest.mark.parametrize(
     "scheme",
-    [pytest.param(name, marks=() if name == "fp8" else pytest.mark.slow) for name in SCHEMES],
+    [pytest.param(name, marks=_marks_of(name, ["fp8"], ["int4", "W8A8"])) for name in SCHEMES],
 )
 def test_a_plain_model_is_quantized_at_the_start_and_again_by_updates(scheme, bundled):
     params, sampling = bundled, SamplingParams(temperature=0.0, max_tokens=12)

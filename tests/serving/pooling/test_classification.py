@@ -111,7 +111,10 @@ def test_one_class_has_the_sigmoid_as_its_probability(reranker, ranking):
         "Qwen3",
         pytest.param("Llama", marks=pytest.mark.slow),
         "SmolLM3-0",
-        *(pytest.param(f"{name}-0", marks=pytest.mark.slow) for name in FAMILIES),
+        *(
+            pytest.param(f"{name}-0", marks=pytest.mark.slow if i % 2 else pytest.mark.exhaustive)
+            for i, name in enumerate(FAMILIES)
+        ),
     ],
 )
 def test_classes_are_the_softmax_of_transformers_logits(variant, tmp_path):

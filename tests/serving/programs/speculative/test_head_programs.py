@@ -78,7 +78,15 @@ def programs_of(method, devices=1, backend: Backend = "xla", dtype="float32", **
     return Programs(context, params, BLOCKS, SLOTS, texts=DraftTextSizes(0))
 
 
-@pytest.mark.parametrize(("index", "devices"), [(0, 1), (2, 1), (3, 1), (3, 2)], ids=str)
+@pytest.mark.parametrize(
+    ("index", "devices"),
+    [
+        *(pytest.param(*case, marks=pytest.mark.exhaustive) for case in [(0, 1), (3, 1)]),
+        (2, 1),
+        (3, 2),
+    ],
+    ids=str,
+)
 def test_all_pages_are_updated_in_place(method, index, devices):
     programs = programs_of(method, devices)
     key = [*KEYS, speculative_key(method)][index]
