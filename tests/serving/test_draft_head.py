@@ -126,7 +126,7 @@ def test_few_blocks_and_long_prompts_change_no_answer(method, directory, options
     [
         {"tensor_parallel_size": 2},
         {"data_parallel_size": 2},
-        pytest.param({"eager": True}, marks=pytest.mark.slow),
+        pytest.param({"eager": True}, marks=pytest.mark.exhaustive),
     ],
     ids=str,
 )

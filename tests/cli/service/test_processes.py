@@ -210,7 +210,7 @@ def test_a_front_end_that_is_killed_is_named_and_replaced_and_the_other_goes_on(
 def test_sigterm_lets_requests_end_and_leaves_nothing(service):
     children = service.children()
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
-        stream = service.stream(max_tokens=300)
+        stream = service.stream()  # long enough for all that is asked meanwhile
         answer = pool.submit(list, stream)
         service.process.send_signal(signal.SIGTERM)
         until(lambda: service.health() == 503)
