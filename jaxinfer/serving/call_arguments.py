@@ -1,10 +1,14 @@
 """Checks and copies the arguments of a call, and makes requests of them, before it is enqueued."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from jaxinfer.config import EngineConfig
+from jaxinfer.model.adapters.adapter import Adapter
+from jaxinfer.model.adapters.shape import AdapterShape
 from jaxinfer.sampling_params import SamplingParams
+from jaxinfer.serving.adapters.registry import AdapterRegistry
 from jaxinfer.serving.parsers.answer_format import AnswerFormat
 from jaxinfer.serving.pooling.task import ONLY_POOLS
 from jaxinfer.serving.requests.new_request import NewRequest, Prompt, wanted_outputs
@@ -13,7 +17,11 @@ from jaxinfer.serving.startup.loading import Loaded, say
 
 
 class CallArguments:
-    """Makes requests from callers' arguments to one engine; says once which defaults it uses."""
+    """Makes requests from callers' arguments to one engine; says once which defaults it uses.
+
+    Attributes:
+        adapters: the loaded ones.
+    """
 
     def __init__(self, config: EngineConfig, loaded: Loaded) -> None:
         self._config = config
@@ -22,6 +30,7 @@ class CallArguments:
         self._generation = loaded.generation
         self._reader = loaded.reader
         self._has_defaults_to_say = bool(loaded.generation.values)
+        self.adapters = AdapterRegistry(_adapter_shape(config, loaded), config.max_cpu_loras)
 
     def one(
         self,
@@ -33,6 +42,7 @@ class CallArguments:
         prefill_only: bool = False,
         pooled: bool = False,
         answer: AnswerFormat | None = None,
+        lora_request: Any = None,
     ) -> NewRequest:
         """The request of a single prompt.
 
@@ -41,6 +51,7 @@ class CallArguments:
             prefill_only: nothing is sampled, so that the prompt may fill the model's length.
             pooled: nothing is sampled, and its output has the vector of its last token.
             answer: how its text is read.
+            lora_request: a `LoRARequest`, the name of a loaded adapter, or None.
 
         Raises:
             TypeError: not a prompt, not a `SamplingParams`, or the priority is no integer.
@@ -55,6 +66,7 @@ class CallArguments:
         if self._only_pools and (not pooled or own.prompt_logprobs is not None):
             raise ValueError(ONLY_POOLS)
         (checked,) = self._read(parts, [own], num_outputs=0 if prefill_only else 1)
+        (checked,) = self._adapted([checked], lora_request)
         return NewRequest(
             prompt=checked,
             params=own,
@@ -66,12 +78,16 @@ class CallArguments:
             answer=answer,
         )
 
-    def several(self, prompts: Any, params: Any, priorities: Any = None) -> list[NewRequest]:
+    def several(
+        self, prompts: Any, params: Any, priorities: Any = None, lora_request: Any = None
+    ) -> list[NewRequest]:
         """The requests of a call; prompts are cut as their parameters say.
 
         Args:
             params: one for all, one for each, or None for the model's defaults.
             priorities: an integer for all, or one for each; None is 0 for all.
+            lora_request: a `LoRARequest`, the name of a loaded adapter, or None, for all; or a
+                list with one of these for each.
 
         Raises:
             TypeError: something has the wrong type; names the first entry that has.
@@ -83,6 +99,7 @@ class CallArguments:
         parts = split_prompts(prompts)
         own = self.params(params, len(parts))
         checked = self._read(parts, own)
+        checked = self._adapted(checked, lora_request)
         each = zip(checked, own, self._priorities(priorities, len(parts)), strict=True)
         return [
             NewRequest(prompt=prompt, params=entry, kind=wanted_outputs(entry), priority=priority)
@@ -99,6 +116,23 @@ class CallArguments:
         """Check prompts, and cut them as their parameters say."""
         limits = [self._reader.prompt_limit(p) for p in params]
         return self._reader.read_parts(parts, limits, num_outputs=num_outputs)
+
+    def _adapted(self, prompts: Sequence[Prompt], given: Any) -> list[Prompt]:
+        """Prompts with their adapters, checked."""
+        if given is None:
+            return list(prompts)
+        several = isinstance(given, Sequence) and not isinstance(given, str)
+        if several and len(given) != len(prompts):
+            raise ValueError(
+                f"lora_request has {len(given)} entries for a call of {len(prompts)}; give one for "
+                "each prompt"
+            )
+        if several:
+            adapters: list[Adapter | None] = [self.adapters.of(each) for each in given]
+        else:
+            adapters = [self.adapters.of(given)] * len(prompts)
+        pairs = zip(prompts, adapters, strict=True)
+        return [replace(prompt, adapter=adapter) for prompt, adapter in pairs]
 
     def _priorities(self, given: Any, count: int) -> list[int]:
         """A priority for each prompt."""
@@ -147,3 +181,11 @@ class CallArguments:
         matched = match_params(given, count, self._defaults)
         own = {id(entry): self._reader.check_params(entry.clone()) for entry in matched}
         return [own[id(entry)] for entry in matched]
+
+
+def _adapter_shape(config: EngineConfig, loaded: Loaded) -> AdapterShape | None:
+    """What an engine's adapters must fit; None without adapters."""
+    if not config.enable_lora:
+        return None
+    dtype = loaded.replicas[0].runner.dtype
+    return AdapterShape(loaded.model_config, dtype, config.max_lora_rank)

@@ -1,0 +1,199 @@
+"""Requests with LoRA adapters: exact, apart in the prefix cache, and more of them than slots."""
+
+import numpy as np
+import pytest
+
+from jaxinfer import LoRARequest, SamplingParams
+from jaxinfer.testing import greedy_reference
+from tests.serving.adapters.small_adapters import matrices, merged, save_peft, tree
+from tests.serving.small_llm import CONFIG, GREEDY, PROMPTS, ids, small_llm, small_params
+
+LORA = {"enable_lora": True, "max_loras": 2, "max_lora_rank": 4}
+ONE = SamplingParams(temperature=0.0, max_tokens=1, logprobs=5, ignore_eos=True)
+PROMPT = PROMPTS[2]
+
+
+@pytest.fixture(scope="module")
+def llm():
+    with small_llm(**LORA) as llm:
+        for seed in range(3):
+            llm.load_adapter(f"a{seed}", tree(matrices(seed)), scale=0.5)
+        yield llm
+
+
+def expected(seed):
+    """Greedy tokens with merged weights; of None without an adapter."""
+    params = small_params() if seed is None else merged(matrices(seed))
+    return greedy_reference(params, PROMPT, GREEDY.max_tokens, CONFIG)
+
+
+def logprobs_of(outputs):
+    return [output.outputs[0].logprobs for output in outputs]
+
+
+def test_a_batch_of_more_adapters_than_slots_equals_merged_weights(llm):
+    asked = ["a0", None, "a1", "a2"]
+    outputs = llm.generate([PROMPT] * 4, GREEDY, lora_request=asked)
+    assert ids(outputs) == [expected(seed) for seed in (0, None, 1, 2)]
+
+
+def test_log_probabilities_equal_those_of_merged_weights(llm):
+    params = SamplingParams(temperature=0.0, max_tokens=1, prompt_logprobs=0, ignore_eos=True)
+    (output,) = llm.generate([PROMPT], params, lora_request="a1")
+    with small_llm(params=merged(matrices(1))) as plain:
+        (other,) = plain.generate([PROMPT], params)
+    found, wanted = (
+        [each[token].logprob for each, token in zip(o.prompt_logprobs[1:], PROMPT[1:], strict=True)]
+        for o in (output, other)
+    )
+    np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-5)
+
+
+def test_rows_of_a_mixed_batch_equal_each_alone_bit_for_bit(llm):
+    params = SamplingParams(temperature=0.0, max_tokens=4, logprobs=3, ignore_eos=True)
+    asked = [*("a0", None, "a1"), "a0"]
+    prompts = [*PROMPTS, PROMPTS[0]]
+    together = llm.generate(prompts, params, lora_request=asked)
+    for prompt, adapter, output in zip(prompts, asked, together, strict=True):
+        llm.reset_prefix_cache()
+        (alone,) = llm.generate([prompt], params, lora_request=adapter)
+        assert logprobs_of([alone]) == logprobs_of([output])
+
+
+def test_cached_blocks_and_forks_are_of_one_adapter_and_version(llm):
+    prompt = list(range(1, 41))
+    base, *others = llm.generate([prompt] * 3, GREEDY, lora_request=[None, "a0", "a1"])
+    again = llm.generate([prompt] * 3, GREEDY, lora_request=[None, "a0", "a1"])
+    assert ids(again) == ids([base, *others])
+    assert len({tuple(each) for each in ids(again)}) == 3
+    assert [output.num_cached_tokens for output in again] == [32] * 3
+    llm.load_adapter("changing", tree(matrices(0)), scale=0.5)
+    (first,) = llm.generate([prompt], GREEDY, lora_request="changing")
+    assert first.num_cached_tokens == 0
+    llm.update_adapter("changing", tree(matrices(2)), scale=0.5)
+    (second,) = llm.generate([prompt], GREEDY, lora_request="changing")
+    assert second.num_cached_tokens == 0
+    wanted = greedy_reference(merged(matrices(2)), prompt, GREEDY.max_tokens, CONFIG)
+    assert ids([second]) == [wanted]
+    llm.unload_adapter("changing")
+
+
+def test_requests_keep_the_version_that_they_began_with(llm):
+    llm.load_adapter("moving", tree(matrices(0)), scale=0.5)
+    stream = llm.stream(PROMPT, GREEDY, lora_request="moving")
+    begun = list(next(stream).outputs[0].token_ids)
+    llm.update_adapter("moving", tree(matrices(1)), scale=0.5)
+    new = llm.generate([PROMPT], GREEDY, lora_request="moving")
+    llm.unload_adapter("moving")
+    for output in stream:
+        begun += output.outputs[0].token_ids
+    assert begun == expected(0)
+    assert ids(new) == [expected(1)]
+
+
+def test_many_adapters_load_and_unload_without_a_program_more(llm):
+    llm.generate([PROMPT], GREEDY, lora_request="a0")
+    scheduler = llm._loaded.replicas[0].scheduler
+    before = llm.num_compilations
+    for seed in range(12):
+        llm.load_adapter("passing", tree(matrices(3 + seed % 2)), scale=0.5)
+        outputs = llm.generate([PROMPT], GREEDY, lora_request="passing")
+        assert ids(outputs) == [expected(3 + seed % 2)]
+        llm.unload_adapter("passing")
+    assert llm.num_compilations == before
+    assert llm.adapters == ("a0", "a1", "a2")
+    scheduler.check_invariants()
+
+
+def test_samples_of_a_prompt_and_rollouts_have_its_adapter(llm):
+    params = SamplingParams(n=3, temperature=0.0, max_tokens=3, ignore_eos=True)
+    (output,) = llm.generate([PROMPT], params, lora_request="a1")
+    assert [each.token_ids for each in output.outputs] == [expected(1)[:3]] * 3
+    rollouts = llm.rollout([PROMPT], GREEDY, lora_request="a0")
+    assert rollouts.completion_ids[0].tolist() == expected(0)
+
+
+def test_adapters_stay_while_weights_sleep_or_change(llm):
+    llm.generate([PROMPT], GREEDY, lora_request="a2")
+    llm.sleep(1)
+    llm.wake_up()
+    assert ids(llm.generate([PROMPT], GREEDY, lora_request="a2")) == [expected(2)]
+    llm.update_params(small_params())
+    assert ids(llm.generate([PROMPT], GREEDY, lora_request="a2")) == [expected(2)]
+
+
+def test_a_step_that_raises_is_run_again_with_its_adapters(llm, monkeypatch):
+    from jaxinfer.serving.runner import step_launcher
+
+    write, calls = step_launcher.write_adapter, []
+
+    def fail_once(*args):
+        calls.append(args)
+        if len(calls) == 1:
+            raise RuntimeError("the device is out of order")
+        write(*args)
+
+    monkeypatch.setattr(step_launcher, "write_adapter", fail_once)
+    llm.load_adapter("late", tree(matrices(5)), scale=0.5)
+    outputs = llm.generate([PROMPT] * 2, GREEDY, lora_request=["late", "a0"])
+    llm.unload_adapter("late")
+    assert ids(outputs) == [expected(5), expected(0)]
+
+
+def test_a_directory_of_peft_is_loaded_when_it_is_asked_for(llm, tmp_path):
+    path = save_peft(tmp_path / "one", tree(matrices(6)), lora_alpha=2)
+    request = LoRARequest("file", 1, path)
+    assert ids(llm.generate([PROMPT], GREEDY, lora_request=request)) == [expected(6)]
+    save_peft(tmp_path / "one", tree(matrices(7)), lora_alpha=2)
+    assert ids(llm.generate([PROMPT], GREEDY, lora_request=request)) == [expected(6)]
+    again = LoRARequest("file", 1, path, load_inplace=True)
+    assert ids(llm.generate([PROMPT], GREEDY, lora_request=again)) == [expected(7)]
+    other = LoRARequest("file", 1, str(tmp_path))
+    with pytest.raises(ValueError, match="adapter 'file' was loaded from .*one, not"):
+        llm.generate([PROMPT], GREEDY, lora_request=other)
+    llm.unload_adapter("file")
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda llm: llm.generate([PROMPT], lora_request="b"), "no adapter 'b' is loaded; loaded"),
+        (lambda llm: llm.generate([PROMPT], lora_request=["a0"] * 2), "2 entries for a call of 1"),
+        (lambda llm: llm.load_adapter("a0", tree(matrices(0))), "adapter 'a0' is loaded"),
+        (lambda llm: llm.update_adapter("b", tree(matrices(0))), "no adapter 'b'"),
+        (lambda llm: llm.unload_adapter("b"), "no adapter 'b'"),
+        (lambda llm: llm.load_adapter("b", tree(matrices(0, 5))), "rank 5, above max_lora_rank=4"),
+        (lambda llm: llm.load_adapter("b", {}), "changes no projection"),
+        (lambda llm: llm.load_adapter("b", tree(matrices(0)), scale=np.nan), "NaN or infinity"),
+        (lambda llm: llm.load_adapter("b", "/nowhere"), "/nowhere: no directory"),
+        (lambda llm: llm.load_adapter("b", "/nowhere", scale=2.0), "scale is of arrays"),
+    ],
+)
+def test_bad_input_is_refused_in_one_line(llm, call, message):
+    with pytest.raises(ValueError, match=message) as error:
+        call(llm)
+    assert "\n" not in str(error.value)
+    assert llm.adapters == ("a0", "a1", "a2")
+
+
+def test_wrong_types_are_named(llm):
+    with pytest.raises(TypeError, match="lora_request must be a LoRARequest or a loaded name"):
+        llm.generate([PROMPT], lora_request=3)
+    with pytest.raises(TypeError, match="an adapter's name must be a string"):
+        llm.load_adapter("", {})
+
+
+def test_an_engine_without_adapters_refuses_them():
+    with small_llm() as plain:
+        with pytest.raises(ValueError, match="enable_lora=True"):
+            plain.generate([PROMPT], lora_request="a0")
+        with pytest.raises(ValueError, match="enable_lora=True"):
+            plain.load_adapter("a0", {})
+
+
+def test_two_devices_compute_the_same_tokens():
+    with small_llm(**LORA, tensor_parallel_size=2) as llm:
+        for seed in range(2):
+            llm.load_adapter(f"a{seed}", tree(matrices(seed)), scale=0.5)
+        outputs = llm.generate([PROMPT] * 3, GREEDY, lora_request=["a0", None, "a1"])
+    assert ids(outputs) == [expected(0), expected(None), expected(1)]
