@@ -182,8 +182,8 @@ class EngineConfig:
         max_loras: adapters on the devices at once, and so in one step; more take turns. Memory and
             products are those of `max_loras` adapters of `max_lora_rank`.
         max_lora_rank: the largest rank of an adapter.
-        max_cpu_loras: adapters that the host keeps: beyond, those read from files are forgotten, the
-            least recently used first, and read again when they are asked for. None keeps all.
+        max_cpu_loras: adapters that the host keeps: with more, those read from files are forgotten,
+            the least recently used first, and read again when asked for. None keeps all.
         device_timeout: seconds that a device may take for one step, and at start for the first runs
             of one program; after that the process ends and names the device and the program,
             because such a wait can't be interrupted. 0 waits forever; None is 300 on a GPU, 60 at

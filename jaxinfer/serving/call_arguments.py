@@ -1,14 +1,11 @@
 """Checks and copies the arguments of a call, and makes requests of them, before it is enqueued."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 from jaxinfer.config import EngineConfig
-from jaxinfer.model.adapters.adapter import Adapter
-from jaxinfer.model.adapters.shape import AdapterShape
 from jaxinfer.sampling_params import SamplingParams
-from jaxinfer.serving.adapters.registry import AdapterRegistry
+from jaxinfer.serving.loaded_adapters import LoadedAdapters
 from jaxinfer.serving.parsers.answer_format import AnswerFormat
 from jaxinfer.serving.pooling.task import ONLY_POOLS
 from jaxinfer.serving.requests.new_request import NewRequest, Prompt, wanted_outputs
@@ -30,7 +27,7 @@ class CallArguments:
         self._generation = loaded.generation
         self._reader = loaded.reader
         self._has_defaults_to_say = bool(loaded.generation.values)
-        self.adapters = AdapterRegistry(_adapter_shape(config, loaded), config.max_cpu_loras)
+        self.adapters = LoadedAdapters.of(config, loaded)
 
     def one(
         self,
@@ -66,7 +63,8 @@ class CallArguments:
         if self._only_pools and (not pooled or own.prompt_logprobs is not None):
             raise ValueError(ONLY_POOLS)
         (checked,) = self._read(parts, [own], num_outputs=0 if prefill_only else 1)
-        (checked,) = self._adapted([checked], lora_request)
+        if lora_request is not None:
+            (checked,) = self.adapters.adapted([checked], lora_request)
         return NewRequest(
             prompt=checked,
             params=own,
@@ -99,7 +97,8 @@ class CallArguments:
         parts = split_prompts(prompts)
         own = self.params(params, len(parts))
         checked = self._read(parts, own)
-        checked = self._adapted(checked, lora_request)
+        if lora_request is not None:
+            checked = self.adapters.adapted(checked, lora_request)
         each = zip(checked, own, self._priorities(priorities, len(parts)), strict=True)
         return [
             NewRequest(prompt=prompt, params=entry, kind=wanted_outputs(entry), priority=priority)
@@ -116,23 +115,6 @@ class CallArguments:
         """Check prompts, and cut them as their parameters say."""
         limits = [self._reader.prompt_limit(p) for p in params]
         return self._reader.read_parts(parts, limits, num_outputs=num_outputs)
-
-    def _adapted(self, prompts: Sequence[Prompt], given: Any) -> list[Prompt]:
-        """Prompts with their adapters, checked."""
-        if given is None:
-            return list(prompts)
-        several = isinstance(given, Sequence) and not isinstance(given, str)
-        if several and len(given) != len(prompts):
-            raise ValueError(
-                f"lora_request has {len(given)} entries for a call of {len(prompts)}; give one for "
-                "each prompt"
-            )
-        if several:
-            adapters: list[Adapter | None] = [self.adapters.of(each) for each in given]
-        else:
-            adapters = [self.adapters.of(given)] * len(prompts)
-        pairs = zip(prompts, adapters, strict=True)
-        return [replace(prompt, adapter=adapter) for prompt, adapter in pairs]
 
     def _priorities(self, given: Any, count: int) -> list[int]:
         """A priority for each prompt."""
@@ -181,11 +163,3 @@ class CallArguments:
         matched = match_params(given, count, self._defaults)
         own = {id(entry): self._reader.check_params(entry.clone()) for entry in matched}
         return [own[id(entry)] for entry in matched]
-
-
-def _adapter_shape(config: EngineConfig, loaded: Loaded) -> AdapterShape | None:
-    """What an engine's adapters must fit; None without adapters."""
-    if not config.enable_lora:
-        return None
-    dtype = loaded.replicas[0].runner.dtype
-    return AdapterShape(loaded.model_config, dtype, config.max_lora_rank)

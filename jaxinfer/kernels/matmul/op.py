@@ -89,8 +89,7 @@ class Linear:
 
 AnyLinear = Linear | QuantizedLinear | OtherLinear
 """The weight of a projection. Parameter trees hold a plain array, or a dictionary of the arrays of
-a `QuantizedLinear`: only dictionaries travel through `jax.export` without being registered. Inside
-a step a `LinearLeaf` may stand in their place."""
+a `QuantizedLinear`: only dictionaries travel through `jax.export` without being registered."""
 
 
 def linear_of(parent: Mapping[str, Any], name: str, form: Form | None = None) -> AnyLinear:

@@ -15,9 +15,9 @@ from jaxinfer.model.adapters.device_slots import ADAPTED, ADAPTERS
 from jaxinfer.model.layer_kind import LayerKind
 from jaxinfer.model.layers.context import LayerStep, Params, Parts
 from jaxinfer.model.layers.watching import StepOf
-from jaxinfer.serving.adapters.slot_of_token import SLOT_OF_TOKEN
 from jaxinfer.serving.programs.step_inputs import StepInputs
 from jaxinfer.serving.programs.steps import EVERY_LAYER
+from jaxinfer.serving.slots.adapter_datum import SLOT_OF_TOKEN
 
 _BEFORE_ATTENTION = ("q_proj", "k_proj", "v_proj")
 

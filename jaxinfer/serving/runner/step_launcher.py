@@ -8,10 +8,10 @@ import jax
 
 from jaxinfer.serving.programs.kinds.kind import ProgramKey
 from jaxinfer.serving.programs.kinds.registry import step_kind_of
+from jaxinfer.serving.programs.kinds.write_adapter import write_adapter
 from jaxinfer.serving.programs.resident import Resident, StepOutputs
 from jaxinfer.serving.programs.upload import upload
 from jaxinfer.serving.runner import kv_cache
-from jaxinfer.serving.runner.adapter_writes import write_adapter
 from jaxinfer.serving.runner.batch import Batch
 from jaxinfer.serving.runner.engine_plan import EnginePlan
 from jaxinfer.serving.runner.host_inputs import HostInputs
@@ -58,7 +58,7 @@ class StepLauncher:
         self._writer = SlotWriter(plan.compiled, self._upload, settle)
 
     def launch(self, schedule: Schedule, batch: Batch) -> InFlightStep | UnsampledStep:
-        """Write adapters, swap blocks, write slots, run the forward pass and, without host-dependent rows, sample.
+        """Write adapters, swap blocks, write slots, run, and sample without host-dependent rows.
 
         Raises:
             Exception: a program can't be compiled or launched.

@@ -12,7 +12,6 @@ from jaxinfer.serving.programs.programs import Programs
 from jaxinfer.serving.runner import host_params, kv_cache
 from jaxinfer.serving.runner.device_params import ParamsWriter, check_like
 
-
 _BESIDE = (DRAFT_HEAD, ADAPTERS)
 
 

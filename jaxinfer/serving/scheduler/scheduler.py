@@ -8,7 +8,7 @@ from jaxinfer.errors import CapacityError
 from jaxinfer.serving.requests.draft_record import DraftCounts
 from jaxinfer.serving.requests.request import NO_LIMITS, Request
 from jaxinfer.serving.requests.stopping import set_limits
-from jaxinfer.serving.scheduler.adapter_admission import AdapterAdmission
+from jaxinfer.serving.scheduler.adapters.admission import AdapterAdmission
 from jaxinfer.serving.scheduler.admission import Admission
 from jaxinfer.serving.scheduler.block_pool import BlockPool
 from jaxinfer.serving.scheduler.forced_tokens import append_forced

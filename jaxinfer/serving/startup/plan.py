@@ -24,7 +24,6 @@ from jaxinfer.planning.blocks import blocks_on_devices, check_capacity, usable_t
 from jaxinfer.planning.memory import prefill_bytes
 from jaxinfer.planning.shapes import shape_of
 from jaxinfer.profiling.memory.memory_marks import memory_mark
-from jaxinfer.serving.adapters.slot_of_token import SLOT_OF_TOKEN
 from jaxinfer.serving.compile.cache.executable_store import keeps_executables
 from jaxinfer.serving.compile.cache.persistent_cache import persistent_cache
 from jaxinfer.serving.compile.compilation import CompilationCounter, CompiledPrograms
@@ -53,6 +52,7 @@ from jaxinfer.serving.programs.speculative.watched_layers import WatchedLayers
 from jaxinfer.serving.programs.steps import EVERY_LAYER, StepContext
 from jaxinfer.serving.runner.engine_plan import EnginePlan
 from jaxinfer.serving.sampling.sampler import CustomSampler, LogitsProcessor
+from jaxinfer.serving.slots.adapter_datum import SLOT_OF_TOKEN
 from jaxinfer.serving.startup import memory
 from jaxinfer.startup_report import StartupReport
 

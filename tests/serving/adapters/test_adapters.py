@@ -149,7 +149,7 @@ def test_a_directory_of_peft_is_loaded_when_it_is_asked_for(llm, tmp_path):
     again = LoRARequest("file", 1, path, load_inplace=True)
     assert ids(llm.generate([PROMPT], GREEDY, lora_request=again)) == [expected(7)]
     other = LoRARequest("file", 1, str(tmp_path))
-    with pytest.raises(ValueError, match="adapter 'file' was loaded from .*one, not"):
+    with pytest.raises(ValueError, match=r"adapter 'file' was loaded from .*one, not"):
         llm.generate([PROMPT], GREEDY, lora_request=other)
     llm.unload_adapter("file")
 

@@ -1,14 +1,20 @@
 """The program that writes one layer of a LoRA adapter to a slot."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
+import jax
+import numpy as np
+
+from jaxinfer.model.adapters.adapter import Adapter
 from jaxinfer.model.adapters.device_slots import ADAPTERS, describe_one, write_slot
-from jaxinfer.serving.adapters.slot_of_token import SLOT_OF_TOKEN
 from jaxinfer.serving.programs.adapted_layers import AdaptedLayers
 from jaxinfer.serving.programs.buckets import Buckets
 from jaxinfer.serving.programs.kinds.kind import ProgramKind
 from jaxinfer.serving.programs.programs import Program, Programs
+from jaxinfer.serving.programs.upload import upload
+from jaxinfer.serving.slots.adapter_datum import SLOT_OF_TOKEN
 
 
 @dataclass(frozen=True)
@@ -34,3 +40,25 @@ class WriteAdapterKind(ProgramKind[WriteAdapterKey]):
         assert isinstance(loop, AdaptedLayers)
         arguments = (layer, programs.whole(()), describe_one(layer, loop.ranks))
         return programs.sharded("write_adapter", write_slot, arguments, layer, donate=())
+
+
+def write_adapter(
+    params: Mapping[str, Any],
+    slot: int,
+    adapter: Adapter,
+    program: Callable[[Any], Callable[..., Any]],
+    whole: jax.sharding.Sharding,
+) -> None:
+    """Write an adapter to a slot, layer by layer; steps in flight keep what they were given.
+
+    Args:
+        params: their part `ADAPTERS` gets the new arrays.
+        slot: which.
+        program: of a `WriteAdapterKey`.
+        whole: the sharding of arrays that every device holds whole.
+    """
+    layers, write = params[ADAPTERS], program(WriteAdapterKey())
+    where = upload(np.array(slot, np.int32), whole)
+    for index, layer in layers.items():
+        shardings = jax.tree.map(lambda leaf: leaf.sharding, layer)
+        layers[index] = write(layer, where, jax.device_put(adapter.layers[index], shardings))

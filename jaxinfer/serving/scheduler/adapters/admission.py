@@ -1,7 +1,7 @@
 """Admits waiting requests of which some have LoRA adapters, where devices hold only a few."""
 
-from jaxinfer.serving.adapters.adapter_slots import AdapterSlots
 from jaxinfer.serving.requests.request import Request
+from jaxinfer.serving.scheduler.adapters.slots import AdapterSlots
 from jaxinfer.serving.scheduler.admission import Admission
 from jaxinfer.serving.scheduler.request_queues import RequestQueues
 from jaxinfer.serving.scheduler.schedule import Schedule

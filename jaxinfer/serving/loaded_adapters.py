@@ -2,7 +2,8 @@
 
 import threading
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,15 +11,18 @@ import jax
 import numpy as np
 
 from jaxinfer.checks import show
+from jaxinfer.config import EngineConfig
 from jaxinfer.lora_request import LoRARequest
 from jaxinfer.model.adapters.adapter import Adapter
 from jaxinfer.model.adapters.names import is_transposed, paired
 from jaxinfer.model.adapters.peft_files import read_peft
 from jaxinfer.model.adapters.shape import AdapterShape, Matrices, Target
 from jaxinfer.rollouts.trees import leaves_by_path
+from jaxinfer.serving.requests.new_request import Prompt
+from jaxinfer.serving.startup.loading import Loaded
 
 
-class AdapterRegistry:
+class LoadedAdapters:
     """Loaded adapters, by name; may be used from several threads.
 
     Args:
@@ -30,6 +34,15 @@ class AdapterRegistry:
         self._shape, self._most = shape, most
         self._lock = threading.Lock()
         self._loaded: OrderedDict[str, Adapter] = OrderedDict()
+
+    @classmethod
+    def of(cls, config: EngineConfig, loaded: Loaded) -> "LoadedAdapters":
+        """None yet, for one engine."""
+        if not config.enable_lora:
+            return cls(None, None)
+        dtype = loaded.replicas[0].runner.dtype
+        shape = AdapterShape(loaded.model_config, dtype, config.max_lora_rank)
+        return cls(shape, config.max_cpu_loras)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -55,7 +68,7 @@ class AdapterRegistry:
             raise ValueError("scale is of arrays; a directory's adapter_config.json has its own")
         with self._lock:
             if replaces:
-                self._find(name)
+                self._known(name)
             elif name in self._loaded:
                 raise ValueError(
                     f"adapter {show(name)} is loaded; update_adapter replaces it, or unload it"
@@ -71,10 +84,30 @@ class AdapterRegistry:
         """
         self._needed_shape()
         with self._lock:
-            self._find(name)
+            self._known(name)
             del self._loaded[name]
 
-    def of(self, given: Any) -> Adapter | None:
+    def adapted(self, prompts: Sequence[Prompt], given: Any) -> list[Prompt]:
+        """Prompts with the adapters that a call asks for.
+
+        Args:
+            given: as of `find`, for all prompts, or a sequence with one for each.
+
+        Raises:
+            TypeError, ValueError, ModelLoadError: as `find`; or the numbers differ.
+        """
+        if not isinstance(given, Sequence) or isinstance(given, str):
+            adapter = self.find(given)
+            return [replace(prompt, adapter=adapter) for prompt in prompts]
+        if len(given) != len(prompts):
+            raise ValueError(
+                f"lora_request has {len(given)} entries for a call of {len(prompts)}; give one for "
+                "each prompt"
+            )
+        pairs = zip(prompts, map(self.find, given), strict=True)
+        return [replace(prompt, adapter=adapter) for prompt, adapter in pairs]
+
+    def find(self, given: Any) -> Adapter | None:
         """The adapter that a request asks for, loaded from its directory if it isn't.
 
         Args:
@@ -92,7 +125,7 @@ class AdapterRegistry:
         shape = self._needed_shape()
         with self._lock:
             if isinstance(given, str):
-                found = self._find(given)
+                found = self._known(given)
             else:
                 found = self._loaded.get(given.lora_name)
                 if found is None or given.load_inplace:
@@ -111,7 +144,7 @@ class AdapterRegistry:
             raise ValueError("adapters need an engine with enable_lora=True")
         return self._shape
 
-    def _find(self, name: Any) -> Adapter:
+    def _known(self, name: Any) -> Adapter:
         if name not in self._loaded:
             known = ", ".join(sorted(self._loaded)) or "none"
             raise ValueError(f"no adapter {show(name)} is loaded; loaded are: {known}")
