@@ -13,6 +13,9 @@ from jaxinfer.kernels.matmul.weight_form import WeightForm
 class OtherLinear(ABC):
     """A projection of another kind; kernels don't know it, so that `product` computes it."""
 
+    weight: Any
+    """None of these has one that kernels may read."""
+
     @property
     @abstractmethod
     def shape(self) -> tuple[int, ...]:

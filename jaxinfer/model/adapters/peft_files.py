@@ -71,12 +71,13 @@ class PeftConfig:
             numbers = isinstance(pattern, dict) and all(map(_is_number, pattern.values()))
             if not numbers:
                 raise ModelLoadError(f"{file}: {name} must be an object of numbers above 0")
-        rank, alpha = values.get("r"), values.get("lora_alpha")
+        rank: Any = values.get("r")
+        alpha: Any = values.get("lora_alpha")
         for name, value in (("r", rank), ("lora_alpha", alpha)):
             if not _is_number(value):
                 raise ModelLoadError(f"{file}: {name} must be a number above 0, is {show(value)}")
         ranks, alphas = patterns["rank_pattern"], patterns["alpha_pattern"]
-        return cls(rank, alpha, ranks, alphas, bool(values.get("use_rslora")))  # pyright: ignore
+        return cls(rank, alpha, ranks, alphas, bool(values.get("use_rslora")))
 
     def rank_of(self, module: str) -> int:
         """The rank of a module, by its path in the model."""
@@ -134,5 +135,6 @@ def _found(patterns: Mapping[str, Any], module: str, default: Any) -> Any:
 
 
 def _is_number(value: object) -> bool:
-    is_real = isinstance(value, (int, float)) and not isinstance(value, bool)
-    return is_real and 0 < value < math.inf
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return False
+    return 0 < value < math.inf
