@@ -10,6 +10,7 @@ _NAME = re.compile(
     r"(?:.*\.)?layers\.(?P<layer>\d+)\.(?P<part>\w+)\.(?P<name>\w+)\."
     r"(?:lora_(?P<peft>[AB])(?:\.default)?(?:\.weight)?|(?:w|kernel)_lora_(?P<qwix>[ab]))"
 )
+_LONGEST_SHOWN = 200
 _PARTS = {"attn": "self_attn"}
 """tunix's names of parts of a layer."""
 
@@ -24,7 +25,8 @@ def paired(names: Iterable[str]) -> dict[Target, tuple[str, str]]:
     for name in names:
         match = _NAME.fullmatch(name)
         if match is None:
-            raise ValueError(f"{show(name)} is no matrix of LoRA for a layer's projection")
+            shown = name if len(name) <= _LONGEST_SHOWN else show(name)
+            raise ValueError(f"{shown} is no matrix of LoRA for a layer's projection")
         part = _PARTS.get(match["part"], match["part"])
         target = Target(int(match["layer"]), part, match["name"])
         which = (match["peft"] or match["qwix"]).upper()
