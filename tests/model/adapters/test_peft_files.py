@@ -117,7 +117,8 @@ def test_ranks_are_padded_with_zeros_and_scaled():
     padded = layers["1"]["self_attn"]["o_proj"]
     np.testing.assert_array_equal(padded["a"][:4], own.a)
     np.testing.assert_array_equal(padded["b"][:, :4], own.b * np.float32(own.scale))
-    assert not padded["a"][4:].any() and not padded["b"][:, 4:].any()
+    assert not padded["a"][4:].any()
+    assert not padded["b"][:, 4:].any()
     assert not any(leaf.any() for leaf in jax.tree.leaves(layers["0"]))
 
 

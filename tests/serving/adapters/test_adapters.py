@@ -1,15 +1,26 @@
 """Requests with LoRA adapters: exact, apart in the prefix cache, and more of them than slots."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
-from jaxinfer import LoRARequest, SamplingParams
+from jaxinfer import LLM, EngineConfig, LoRARequest, SamplingParams
+from jaxinfer.model.adapters.adapter import Adapter
+from jaxinfer.model.adapters.shape import AdapterShape
+from jaxinfer.serving.loaded_adapters import LoadedAdapters, of_tree
+from jaxinfer.serving.programs import token_parts
+from jaxinfer.serving.programs.kinds.write_adapter import WriteAdapterKey
+from jaxinfer.serving.programs.layout import DecodeShape, PrefillShape
+from jaxinfer.serving.programs.program_set import all_programs
+from jaxinfer.serving.runner import step_launcher
+from jaxinfer.serving.scheduler.adapters.slots import AdapterSlots
+from jaxinfer.serving.slots.adapter_datum import SLOT_OF_TOKEN
 from jaxinfer.testing import greedy_reference
 from tests.serving.adapters.small_adapters import matrices, merged, save_peft, tree
 from tests.serving.small_llm import CONFIG, GREEDY, PROMPTS, ids, small_llm, small_params
 
 LORA = {"enable_lora": True, "max_loras": 2, "max_lora_rank": 4}
-ONE = SamplingParams(temperature=0.0, max_tokens=1, logprobs=5, ignore_eos=True)
 PROMPT = PROMPTS[2]
 
 
@@ -123,8 +134,6 @@ def test_adapters_stay_while_weights_sleep_or_change(llm):
 
 
 def test_a_step_that_raises_is_run_again_with_its_adapters(llm, monkeypatch):
-    from jaxinfer.serving.runner import step_launcher
-
     write, calls = step_launcher.write_adapter, []
 
     def fail_once(*args):
@@ -191,9 +200,94 @@ def test_an_engine_without_adapters_refuses_them():
             plain.load_adapter("a0", {})
 
 
-def test_two_devices_compute_the_same_tokens():
+def test_two_devices_compute_the_same_tokens(monkeypatch):
+    monkeypatch.setattr(token_parts, "_HALVED_TOKENS", 16)  # would be cut, but for adapters
+    monkeypatch.setattr(token_parts, "_TILE", 8)
     with small_llm(**LORA, tensor_parallel_size=2) as llm:
         for seed in range(2):
             llm.load_adapter(f"a{seed}", tree(matrices(seed)), scale=0.5)
         outputs = llm.generate([PROMPT] * 3, GREEDY, lora_request=["a0", None, "a1"])
     assert ids(outputs) == [expected(0), expected(None), expected(1)]
+
+
+def test_only_engines_with_adapters_have_their_programs_and_data():
+    with small_llm() as plain, small_llm(**LORA) as adapted:
+        keys = [
+            set(all_programs(each._loaded.replicas[0].runner._buckets, swaps=False))
+            for each in (plain, adapted)
+        ]
+    assert WriteAdapterKey() not in keys[0]
+    assert keys[1] - {WriteAdapterKey()} == {_with_datum(key) for key in keys[0]}
+    assert len(keys[1]) == len(keys[0]) + 1
+
+
+def _with_datum(key):
+    """The key of the same program that also takes each token's slot."""
+    if isinstance(key, (PrefillShape, DecodeShape)):
+        return replace(key, extra=(SLOT_OF_TOKEN,))
+    shape = getattr(key, "shape", None)
+    return key if shape is None else replace(key, shape=_with_datum(shape))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"max_loras": 2}, "max_loras needs enable_lora=True"),
+        ({"enable_lora": True, "max_cpu_loras": 2}, "max_cpu_loras \\(2\\) must be at least"),
+        ({"enable_lora": True, "runner": "pooling"}, "enable_lora needs runner='generate'"),
+        (
+            {"enable_lora": True, "speculative_config": {"method": "ngram"}},
+            "enable_lora and speculative_config exclude each other",
+        ),
+    ],
+)
+def test_settings_that_contradict_each_other_are_refused(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        EngineConfig(**arguments)
+
+
+def test_adapters_of_experts_are_refused():
+    with pytest.raises(ValueError, match="enable_lora adapts dense layers"):
+        LLM("bundled-experts", enable_lora=True, show_progress=False)
+
+
+def test_the_host_keeps_as_many_as_it_is_told_to(tmp_path):
+    shape = AdapterShape(CONFIG, np.float32, 4)
+    loaded = LoadedAdapters(shape, 2)
+    paths = [save_peft(tmp_path / str(i), tree(matrices(i))) for i in range(3)]
+    first, second, third = (LoRARequest(f"a{i}", 1 + i, path) for i, path in enumerate(paths))
+    kept = loaded.find(first)
+    loaded.find(second)
+    assert loaded.find(first) is kept
+    loaded.find(third)
+    assert loaded.names == ("a0", "a2")
+    assert loaded.find(second) is not None
+    assert loaded.names == ("a1", "a2")
+    arrays = LoadedAdapters(shape, 1)
+    arrays.load("b", tree(matrices(0)), None, replaces=False)
+    with pytest.raises(ValueError, match="max_cpu_loras=1 adapters are loaded, all from arrays"):
+        arrays.find(first)
+    arrays.load("b", tree(matrices(1)), None, replaces=True)
+
+
+def test_trees_of_qwix_have_their_axes_turned():
+    target, own = next(iter(matrices(0).items()))
+    path = f"layers.{target.layer}.attn.{target.name}"
+    heads = own.b.T.reshape(4, CONFIG.num_attention_heads, -1)
+    found = of_tree({f"{path}.w_lora_a": own.a.T, f"{path}.w_lora_b": heads}, 0.5)
+    np.testing.assert_array_equal(found[target].a, own.a)
+    np.testing.assert_array_equal(found[target].b, own.b)
+
+
+def test_slots_are_given_away_least_recently_used_first():
+    slots = AdapterSlots(2)
+    a, b, c = (Adapter(name, i, None, {}) for i, name in enumerate("abc", 1))
+    assert slots.claim(a, {a}) == (0, True)
+    assert slots.claim(b, {a, b}) == (1, True)
+    assert slots.has_room(a, {a, b})
+    assert not slots.has_room(c, {a, b})
+    assert slots.claim(a, {a}) == (0, False)
+    assert slots.claim(c, {a, c}) == (1, True)
+    assert slots.claim(b, {b, c}) == (0, True)
+    slots.forget()
+    assert slots.claim(c, {c}) == (0, True)
