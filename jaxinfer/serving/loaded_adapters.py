@@ -17,6 +17,7 @@ from jaxinfer.model.adapters.adapter import Adapter
 from jaxinfer.model.adapters.names import is_transposed, paired
 from jaxinfer.model.adapters.peft_files import read_peft
 from jaxinfer.model.adapters.shape import AdapterShape, Matrices, Target
+from jaxinfer.model.architecture import activation_dtype
 from jaxinfer.rollouts.trees import leaves_by_path
 from jaxinfer.serving.requests.new_request import Prompt
 from jaxinfer.serving.startup.loading import Loaded
@@ -40,7 +41,7 @@ class LoadedAdapters:
         """None yet, for one engine."""
         if not config.enable_lora:
             return cls(None, None)
-        dtype = loaded.replicas[0].runner.dtype
+        dtype = activation_dtype(loaded.replicas[0].runner.wanted_params)
         shape = AdapterShape(loaded.model_config, dtype, config.max_lora_rank)
         return cls(shape, config.max_cpu_loras)
 

@@ -141,11 +141,6 @@ class Runner:
         return self.weights.wanted
 
     @property
-    def dtype(self) -> Any:
-        """The dtype of activations."""
-        return self._programs.dtype
-
-    @property
     def launched(self) -> list[tuple[ProgramKey, jax.stages.Compiled]] | None:
         """For recordings: a list that launched programs are appended to, or None."""
         return self.launcher.launched
