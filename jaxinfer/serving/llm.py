@@ -417,6 +417,45 @@ class LLM(ExpertDoor):
         """
         return self._handle.driver.by_hand.step()
 
+    def load_adapter(self, name: str, source: Any, *, scale: float | None = None) -> None:
+        """Load a LoRA adapter, for requests to name; nothing compiles.
+
+        Args:
+            name: of no loaded one.
+            source: a directory as PEFT saves it; or a tree of the matrices alone, of arrays of any
+                kind, with PEFT's names (``lora_A`` of ``[r, in]``, ``lora_B`` of ``[out, r]``) or
+                those of tunix and qwix (``w_lora_a``, ``w_lora_b``). It is copied.
+            scale: what the product of a tree's matrices is multiplied by, alpha / r; None is 1.
+
+        Raises:
+            TypeError, ValueError, ModelLoadError: it doesn't fit the model or `max_lora_rank`, has
+                what is not supported, or the name is taken; one line. Nothing has changed.
+        """
+        self._handle.check_open()
+        self._handle.arguments.adapters.load(name, source, scale, replaces=False)
+
+    def update_adapter(self, name: str, source: Any, *, scale: float | None = None) -> None:
+        """Replace a loaded adapter, as after a trainer's step; arguments as of `load_adapter`.
+
+        Requests that were made before keep the version that they began with; cached blocks of it
+        are shared with no later ones.
+
+        Raises:
+            TypeError, ValueError, ModelLoadError: as `load_adapter`; or none of that name is
+                loaded.
+        """
+        self._handle.check_open()
+        self._handle.arguments.adapters.load(name, source, scale, replaces=True)
+
+    def unload_adapter(self, name: str) -> None:
+        """Forget a loaded adapter; requests that were made before end with it.
+
+        Raises:
+            ValueError: none of that name is loaded.
+        """
+        self._handle.check_open()
+        self._handle.arguments.adapters.unload(name)
+
     def update_params(
         self, params: Any, mapping: ParamsMapping | None = None, in_flight: InFlightPolicy = "keep"
     ) -> None:

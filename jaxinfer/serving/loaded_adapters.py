@@ -33,6 +33,7 @@ class LoadedAdapters:
 
     def __init__(self, shape: AdapterShape | None, most: int | None) -> None:
         self._shape, self._most = shape, most
+        self._loading = threading.Lock()  # held while files are read
         self._lock = threading.Lock()
         self._loaded: OrderedDict[str, Adapter] = OrderedDict()
 
@@ -67,15 +68,16 @@ class LoadedAdapters:
         path = source if isinstance(source, (str, Path)) else None
         if path is not None and scale is not None:
             raise ValueError("scale is of arrays; a directory's adapter_config.json has its own")
-        with self._lock:
-            if replaces:
-                self._known(name)
-            elif name in self._loaded:
-                raise ValueError(
-                    f"adapter {show(name)} is loaded; update_adapter replaces it, or unload it"
-                )
+        with self._loading:
+            with self._lock:
+                if replaces:
+                    self._known(name)
+                elif name in self._loaded:
+                    raise ValueError(
+                        f"adapter {show(name)} is loaded; update_adapter replaces it, or unload it"
+                    )
             found = of_tree(source, 1.0 if scale is None else scale) if path is None else None
-            self._add(_build(shape, name, path, found), make_room=not replaces)
+            self._add(_build(shape, name, path, found))
 
     def unload(self, name: str) -> None:
         """Forget an adapter; requests that have it end with it.
@@ -124,21 +126,25 @@ class LoadedAdapters:
             kind = type(given).__name__
             raise TypeError(f"lora_request must be a LoRARequest or a loaded name, got {kind}")
         shape = self._needed_shape()
-        with self._lock:
-            if isinstance(given, str):
-                found = self._known(given)
-            else:
-                found = self._loaded.get(given.lora_name)
-                if found is None or given.load_inplace:
-                    found = _build(shape, given.lora_name, given.lora_path, None)
-                    self._add(found, make_room=given.lora_name not in self._loaded)
-                elif found.path not in (None, given.lora_path):
-                    raise ValueError(
-                        f"adapter {show(found.name)} was loaded from {found.path}, not "
-                        f"{given.lora_path}; take another name, or load_inplace=True"
-                    )
-            self._loaded.move_to_end(found.name)
-            return found
+        if isinstance(given, str):
+            with self._lock:
+                self._loaded.move_to_end(self._known(given).name)
+                return self._loaded[given]
+        name, path = given.lora_name, given.lora_path
+        with self._loading:
+            with self._lock:
+                found = self._loaded.get(name)
+                if found is not None:
+                    self._loaded.move_to_end(name)
+            if found is None or given.load_inplace:
+                found = _build(shape, name, path, None)
+                self._add(found)
+        if found.path not in (None, path):
+            raise ValueError(
+                f"adapter {show(name)} was loaded from {found.path}, not {path}; take another "
+                "name, or load_inplace=True"
+            )
+        return found
 
     def _needed_shape(self) -> AdapterShape:
         if self._shape is None:
@@ -151,15 +157,18 @@ class LoadedAdapters:
             raise ValueError(f"no adapter {show(name)} is loaded; loaded are: {known}")
         return self._loaded[name]
 
-    def _add(self, adapter: Adapter, *, make_room: bool) -> None:
-        if make_room and self._most is not None and len(self._loaded) >= self._most:
-            from_files = (each for each in self._loaded.values() if each.path is not None)
-            if (oldest := next(from_files, None)) is None:
-                raise ValueError(
-                    f"max_cpu_loras={self._most} adapters are loaded, all from arrays; unload one"
-                )
-            del self._loaded[oldest.name]
-        self._loaded[adapter.name] = adapter
+    def _add(self, adapter: Adapter) -> None:
+        with self._lock:
+            is_new = adapter.name not in self._loaded
+            if is_new and self._most is not None and len(self._loaded) >= self._most:
+                from_files = (each for each in self._loaded.values() if each.path is not None)
+                if (oldest := next(from_files, None)) is None:
+                    raise ValueError(
+                        f"max_cpu_loras={self._most} adapters are loaded, all from arrays; unload "
+                        "one"
+                    )
+                del self._loaded[oldest.name]
+            self._loaded[adapter.name] = adapter
 
 
 def of_tree(tree: Any, scale: float) -> dict[Target, Matrices]:
