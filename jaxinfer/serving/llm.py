@@ -239,6 +239,7 @@ class LLM(ExpertDoor):
         prompts: Any,
         params: BeamSearchParams,
         *,
+        lora_request: AdapterChoice = None,
         use_tqdm: bool | Callable[..., Any] = False,
     ) -> list[BeamSearchOutput]:
         """The outputs of prompts that beam search finds likeliest.
@@ -249,6 +250,7 @@ class LLM(ExpertDoor):
         Args:
             prompts: as in `generate`.
             params: of the search.
+            lora_request: of all prompts, as in `generate`.
             use_tqdm: as in `generate`; it counts steps.
 
         Returns:
@@ -263,7 +265,7 @@ class LLM(ExpertDoor):
         if self.engine_config.runner == "pooling":
             raise ValueError(ONLY_POOLS)
         return search_beams(
-            functools.partial(self.generate, use_tqdm=False),
+            functools.partial(self.generate, use_tqdm=False, lora_request=lora_request),
             prompts,
             params,
             reader=self._loaded.reader,

@@ -74,7 +74,8 @@ class LoadedAdapters:
                     self._known(name)
                 elif name in self._loaded:
                     raise ValueError(
-                        f"adapter {show(name)} is loaded; update_adapter replaces it, or unload it"
+                        f"adapter {show(name)} is loaded; replace it (update_adapter, "
+                        "load_inplace) or unload it"
                     )
             found = of_tree(source, 1.0 if scale is None else scale) if path is None else None
             self._add(_build(shape, name, path, found))

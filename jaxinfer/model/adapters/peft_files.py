@@ -57,7 +57,11 @@ class PeftConfig:
             raise ModelLoadError(f"{file}: peft_type is {kind}; only LORA is supported")
         for name in _UNSUPPORTED:
             if values.get(name):
-                raise ModelLoadError(f"{file}: {name} is {show(values[name])}; not supported")
+                given = show(values[name])
+                raise ModelLoadError(
+                    f"{file}: {name} is {given}, which is not supported; merge the adapter into "
+                    "the weights"
+                )
         if (bias := values.get("bias", "none")) != "none":
             raise ModelLoadError(f"{file}: bias is {show(bias)}; only none is supported")
         begun = values.get("init_lora_weights")
