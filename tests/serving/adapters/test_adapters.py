@@ -15,9 +15,12 @@ from jaxinfer.serving.programs.layout import DecodeShape, PrefillShape
 from jaxinfer.serving.programs.program_set import all_programs
 from jaxinfer.serving.runner import step_launcher
 from jaxinfer.serving.scheduler.adapters.slots import AdapterSlots
+from jaxinfer.serving.scheduler.block_pool import BlockPool
+from jaxinfer.serving.scheduler.scheduler import Scheduler
 from jaxinfer.serving.slots.adapter_datum import SLOT_OF_TOKEN
 from jaxinfer.testing import greedy_reference
 from tests.serving.adapters.small_adapters import matrices, merged, save_peft, tree
+from tests.serving.requests.host_request import host_request
 from tests.serving.small_llm import CONFIG, GREEDY, PROMPTS, ids, small_llm, small_params
 
 LORA = {"enable_lora": True, "max_loras": 2, "max_lora_rank": 4}
@@ -291,3 +294,40 @@ def test_slots_are_given_away_least_recently_used_first():
     assert slots.claim(b, {b, c}) == (0, True)
     slots.forget()
     assert slots.claim(c, {c}) == (0, True)
+
+
+def _waiting(name, adapter):
+    request = host_request(name, [1, 2, 3], SamplingParams(temperature=0.0, max_tokens=4))
+    request.new = replace(request.new, prompt=replace(request.new.prompt, adapter=adapter))
+    return request
+
+
+def test_requests_without_a_slot_are_passed_over_and_keep_their_places():
+    a, b, c = (Adapter(name, i, None, {}) for i, name in enumerate("abc", 1))
+    scheduler = Scheduler(
+        BlockPool(64, 16, True),
+        max_num_seqs=8,
+        max_num_batched_tokens=64,
+        max_model_len=32,
+        num_adapter_slots=1,
+    )
+
+    def step():
+        schedule = scheduler.schedule()
+        for request in schedule.admitted:
+            yield request.request_id, request.adapter_slot
+        ends = [[5]] * len(schedule.rows)
+        scheduler.update(schedule, ends, [1] * len(schedule.rows), None)
+        scheduler.check_invariants()
+
+    for name, adapter in (("a0", a), ("b0", b), ("c0", c), ("x", None), ("a1", a), ("b1", b)):
+        scheduler.add(_waiting(name, adapter))
+    assert list(step()) == [("a0", 0), ("x", -1), ("a1", 0)]
+    assert list(step()) == []
+    scheduler.add(_waiting("a2", a))
+    assert list(step()) == [("a2", 0)]
+    for name in ("a0", "a1", "a2"):
+        assert list(step()) == []
+        scheduler.abort(name)
+    assert list(step()) == [("b0", 0), ("b1", 0)]
+    assert scheduler.num_waiting == 1
