@@ -1,11 +1,12 @@
 """Requests with LoRA adapters: exact, apart in the prefix cache, and more of them than slots."""
 
+import asyncio
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from jaxinfer import LLM, EngineConfig, LoRARequest, SamplingParams
+from jaxinfer import LLM, BeamSearchParams, EngineConfig, LoRARequest, SamplingParams
 from jaxinfer.model.adapters.adapter import Adapter
 from jaxinfer.model.adapters.shape import AdapterShape
 from jaxinfer.serving.loaded_adapters import LoadedAdapters, of_tree
@@ -21,7 +22,15 @@ from jaxinfer.serving.slots.adapter_datum import SLOT_OF_TOKEN
 from jaxinfer.testing import greedy_reference
 from tests.serving.adapters.small_adapters import matrices, merged, save_peft, tree
 from tests.serving.requests.host_request import host_request
-from tests.serving.small_llm import CONFIG, GREEDY, PROMPTS, ids, small_llm, small_params
+from tests.serving.small_llm import (
+    CONFIG,
+    GREEDY,
+    PROMPTS,
+    ids,
+    small_async_llm,
+    small_llm,
+    small_params,
+)
 
 LORA = {"enable_lora": True, "max_loras": 2, "max_lora_rank": 4}
 PROMPT = PROMPTS[2]
@@ -125,6 +134,34 @@ def test_samples_of_a_prompt_and_rollouts_have_its_adapter(llm):
     assert [each.token_ids for each in output.outputs] == [expected(1)[:3]] * 3
     rollouts = llm.rollout([PROMPT], GREEDY, lora_request="a0")
     assert rollouts.completion_ids[0].tolist() == expected(0)
+
+
+def test_beam_search_has_its_adapter(llm):
+    params = BeamSearchParams(beam_width=1, max_tokens=3, ignore_eos=True)
+    prompt = {"prompt_token_ids": PROMPT}
+    (output,) = llm.beam_search([prompt], params, lora_request="a1")
+    assert output.sequences[0].tokens[-3:] == expected(1)[:3]
+
+
+def test_tasks_of_an_event_loop_load_and_name_adapters():
+    async def tokens(engine, adapter):
+        prompt = {"prompt_token_ids": PROMPT}
+        outputs = [o async for o in engine.generate(prompt, GREEDY, lora_request=adapter)]
+        return outputs[-1].outputs[0].token_ids
+
+    async def main():
+        async with small_async_llm(**LORA) as engine:
+            await engine.load_adapter("a", tree(matrices(0)), scale=0.5)
+            found = await asyncio.gather(*(tokens(engine, name) for name in ("a", None)))
+            await engine.update_adapter("a", tree(matrices(1)), scale=0.5)
+            found.append(await tokens(engine, "a"))
+            assert engine.adapters == ("a",)
+            await engine.unload_adapter("a")
+            with pytest.raises(ValueError, match="no adapter 'a'"):
+                engine.generate(PROMPT, lora_request="a")
+            return found
+
+    assert asyncio.run(main()) == [expected(0), expected(None), expected(1)]
 
 
 def test_adapters_stay_while_weights_sleep_or_change(llm):
