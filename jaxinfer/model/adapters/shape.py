@@ -80,7 +80,13 @@ class AdapterShape:
             parts = layers[str(layer)] = {}
             for part, projection in ADAPTED:
                 own = found.get(Target(layer, part, projection))
-                parts.setdefault(part, {})[projection] = self._padded(own, shapes[projection])
+                padded = self._padded(own, shapes[projection])
+                if own is not None and not all(map(_is_finite, padded.values())):
+                    raise ValueError(
+                        f"adapter {show(name)}: {Target(layer, part, projection)} holds NaN or "
+                        f"infinity in {np.dtype(self.dtype).name}"
+                    )
+                parts.setdefault(part, {})[projection] = padded
         return Adapter(name, next(_versions), path, layers)
 
     def _check(
@@ -104,14 +110,18 @@ class AdapterShape:
             raise ValueError(
                 f"{subject} has rank {a.shape[0]}, above max_lora_rank={self.ranks}; raise that"
             )
-        if not all(np.isfinite(np.asarray(each, np.float32)).all() for each in matrices):
-            raise ValueError(f"{subject} holds NaN or infinity")
 
     def _padded(self, own: Matrices | None, shape: tuple[int, int]) -> dict[str, np.ndarray]:
         a = np.zeros((self.ranks, shape[1]), self.dtype)
         b = np.zeros((shape[0], self.ranks), self.dtype)
         if own is not None:
             rank = own.a.shape[0]
-            a[:rank] = own.a.astype(np.float32)
-            b[:, :rank] = own.b.astype(np.float32) * np.float32(own.scale)
+            with np.errstate(over="ignore", invalid="ignore"):  # refused by the caller
+                a[:rank] = own.a.astype(np.float32)
+                b[:, :rank] = own.b.astype(np.float32) * np.float32(own.scale)
         return {"a": a, "b": b}
+
+
+def _is_finite(array: np.ndarray) -> bool:
+    """Whether no value is NaN or infinity, by which ranks of zero would reach other tokens."""
+    return bool(np.isfinite(array.astype(np.float32)).all())

@@ -136,3 +136,14 @@ def test_another_models_matrices_are_refused_by_projection(target, a, b, message
     found = {Target(*target): Matrices(np.zeros(a, np.float32), np.zeros(b, np.float32), 1.0)}
     with pytest.raises(ValueError, match=message):
         SHAPE.adapter("a", None, found)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "scale", "value"),
+    [(np.float32, 1.0, np.nan), (np.float32, np.inf, 1.0), (np.float16, 1e4, 100.0)],
+)
+def test_what_is_not_finite_in_the_engines_dtype_is_refused(dtype, scale, value):
+    target = Target(0, "mlp", "up_proj")
+    own = Matrices(np.ones((4, 32), np.float32), np.full((64, 4), value, np.float32), scale)
+    with pytest.raises(ValueError, match=r"layers\.0\.mlp\.up_proj holds NaN or infinity in float"):
+        AdapterShape(CONFIG, dtype, 8).adapter("a", None, {target: own})
