@@ -44,6 +44,9 @@ _RANGES: Mapping[str, tuple[float, float]] = {
     "expert_parallel_size": (1, 4096),
     "num_decode_steps": (1, 1024),
     "device_timeout": (0.0, 1e6),
+    "max_loras": (1, 1024),
+    "max_lora_rank": (1, 512),
+    "max_cpu_loras": (1, 1 << 20),
 }
 """Least and largest values of numbers; fields are stored as plain ones, integers or not as here."""
 QUANTIZATION_SCHEMES = typing.get_args(QuantizationScheme)
@@ -175,6 +178,12 @@ class EngineConfig:
         expert_statistics: count the tokens that go through each expert, for
             `LLM.expert_statistics` and a server's metrics: each layer of a step takes a little
             longer. For models with experts alone.
+        enable_lora: let requests name a LoRA adapter (`LoRARequest`), many of them in one batch.
+        max_loras: adapters on the devices at once, and so in one step; more take turns. Memory and
+            products are those of `max_loras` adapters of `max_lora_rank`.
+        max_lora_rank: the largest rank of an adapter.
+        max_cpu_loras: adapters that the host keeps: with more, those read from files are forgotten,
+            the least recently used first, and read again when asked for. None keeps all.
         device_timeout: seconds that a device may take for one step, and at start for the first runs
             of one program; after that the process ends and names the device and the program,
             because such a wait can't be interrupted. 0 waits forever; None is 300 on a GPU, 60 at
@@ -223,6 +232,10 @@ class EngineConfig:
     num_decode_steps: int | None = None
     speculative_config: SpeculativeConfig | None = None
     expert_statistics: bool = False
+    enable_lora: bool = False
+    max_loras: int = 4
+    max_lora_rank: int = 16
+    max_cpu_loras: int | None = None
     device_timeout: float | None = None
 
     def __post_init__(self) -> None:
@@ -247,6 +260,7 @@ class EngineConfig:
                 check: Any = check_real if isinstance(_RANGES[name][0], float) else check_integer
                 object.__setattr__(self, name, check(name, value, *_RANGES[name]))
         self._check_experts()
+        self._check_adapters()
         if self.speculative_config is not None:
             self._check_speculation(SpeculativeConfig.of(self.speculative_config))
         if self.skip_tokenizer_init and self.tokenizer is not None:
@@ -287,6 +301,23 @@ class EngineConfig:
         ):
             if getattr(self, name) not in (None, False) and not getattr(self, needed):
                 raise ValueError(f"{name} needs {needed}=True; add that, or leave {name} out")
+
+    def _check_adapters(self) -> None:
+        fields = {field.name: field.default for field in dataclasses.fields(self)}
+        for name in ("max_loras", "max_lora_rank", "max_cpu_loras"):
+            if not self.enable_lora and getattr(self, name) != fields[name]:
+                raise ValueError(f"{name} needs enable_lora=True; add that, or leave {name} out")
+        if not self.enable_lora:
+            return
+        if self.speculative_config is not None:
+            raise ValueError("enable_lora and speculative_config exclude each other; leave one out")
+        if self.runner == "pooling":
+            raise ValueError("enable_lora needs runner='generate'; leave one out")
+        if self.max_cpu_loras is not None and self.max_cpu_loras < self.max_loras:
+            raise ValueError(
+                f"max_cpu_loras ({self.max_cpu_loras}) must be at least max_loras "
+                f"({self.max_loras}); raise it or leave it out"
+            )
 
     def _check_speculation(self, drafts: SpeculativeConfig) -> None:
         object.__setattr__(self, "speculative_config", drafts)

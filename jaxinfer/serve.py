@@ -75,6 +75,8 @@ def read_arguments(argv: list[str]) -> argparse.Namespace:
             "an engine over several hosts can't be served yet; start one service for each host and "
             "a proxy in front"
         )
+    if arguments.lora_modules and not getattr(arguments, "enable_lora", False):
+        parser.error("--lora-modules needs --enable-lora")
     return arguments
 
 
@@ -103,7 +105,12 @@ def _serve(arguments: argparse.Namespace) -> int:
         place = f"/v1 at {arguments.uds}" if at_path else f"{_url(listener)}/v1"
         said = f"{place} with model {settings['http']['served_model_names'][0]}"
         plan = ServicePlan(
-            engine={"engine": engine, "limits": settings["limits"], "socket": path},
+            engine={
+                "engine": engine,
+                "adapters": arguments.lora_modules,
+                "limits": settings["limits"],
+                "socket": path,
+            },
             front_end={
                 "socket": path,
                 "http": settings["http"],

@@ -44,6 +44,6 @@ def test_names_that_the_page_imports_or_gives_the_tokenizer_exist():
 def test_what_the_page_calls_unsupported_is():
     unsupported = [line for line in PAGE.splitlines() if "| not supported" in line]
     names = set(re.findall(r"`(?:llm\.)?([a-z_]+)`", " ".join(unsupported)))
-    assert {"enable_lora", "encode"} <= names
+    assert {"limit_mm_per_prompt", "encode"} <= names
     assert not any(name in EngineConfig.__dataclass_fields__ for name in names)
     assert not any(hasattr(LLM, name) for name in names)

@@ -1,5 +1,6 @@
 """Serves an engine to front ends over a socket; runs in the engine's process of a service."""
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -7,7 +8,7 @@ from jaxinfer.server.service.description import (
     EngineDescription,
     model_directory,
 )
-from jaxinfer.server.service.engine_server import EngineServer
+from jaxinfer.server.service.engine_server import EngineServer, ServedAdapters
 from jaxinfer.server.service.limits import ServiceLimits
 from jaxinfer.server.service.messages import metrics_to_message, pack_head_rows
 from jaxinfer.serving.handle import Handle
@@ -47,4 +48,16 @@ def engine_server(handle: Handle, limits: ServiceLimits) -> EngineServer:
         max_waiting=limits.max_waiting_requests,
         hello=describe(handle, limits).to_message(),
         calls=calls,
+        adapters=_served_adapters(handle),
     )
+
+
+def _served_adapters(handle: Handle) -> ServedAdapters:
+    adapters = handle.arguments.adapters
+    load = functools.partial(adapters.load, scale=None)
+    calls = {
+        "load_adapter": functools.partial(load, replaces=False),
+        "update_adapter": functools.partial(load, replaces=True),
+        "unload_adapter": adapters.unload,
+    }
+    return ServedAdapters(lambda: adapters.names, adapters.find, calls)

@@ -34,7 +34,7 @@ _ERRORS: dict[int | str, dict[str, Any]] = {
 async def models(request: Request, version: _Version = None) -> Response:
     """The names under which the model is served; one page has all."""
     front = front_of(request)
-    names = front.settings.served_model_names
+    names = [*front.settings.served_model_names, *front.adapters]
     if version is None:
         return json_answer(ModelList(object="list", data=[_card(name, front) for name in names]))
     infos = [_info(name, front) for name in names]
@@ -50,7 +50,7 @@ async def models(request: Request, version: _Version = None) -> Response:
 async def model(name: str, request: Request, version: _Version = None) -> Response:
     """One served name of the model."""
     front = front_of(request)
-    front.check_model(name)
+    front.check_model(name, adapts=True)
     return json_answer(_card(name, front) if version is None else _info(name, front))
 
 
@@ -60,8 +60,8 @@ def _card(name: str, front: Front) -> ModelCard:
         "object": "model",
         "created": front.started,
         "owned_by": "jaxinfer",
-        "root": front.settings.model_name,
-        "parent": None,
+        "root": front.adapter_of(name) or front.settings.model_name,
+        "parent": front.settings.model_name if front.adapter_of(name) else None,
         "max_model_len": front.engine.max_model_len,
     }
 

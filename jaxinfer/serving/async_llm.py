@@ -9,6 +9,7 @@ from typing import Any
 
 from jaxinfer.errors import JaxinferError
 from jaxinfer.expert_statistics import ExpertStatistics
+from jaxinfer.lora_request import AdapterChoice
 from jaxinfer.model.text.tokenizer import Tokenizer
 from jaxinfer.outputs import EmbeddingOutput, RequestOutput
 from jaxinfer.rollouts.mapping import ParamsMapping
@@ -80,6 +81,7 @@ class AsyncLLM(Door):
         sampling_params: SamplingParams | None = None,
         request_id: str | None = None,
         *,
+        lora_request: AdapterChoice = None,
         priority: int = 0,
         prefill_only: bool = False,
         pooled: bool = False,
@@ -95,6 +97,8 @@ class AsyncLLM(Door):
                 hold all so far, only the new part, or come once at the end.
             request_id: a name for `abort` that the outputs bear; others may bear the same. None
                 makes one.
+            lora_request: as in `LLM.generate`; a directory is read here and now, while
+                `load_adapter` leaves the event loop free.
             priority: as in `LLM.generate`.
             prefill_only: only run the prompt, for its log-probabilities: no token is sampled.
             pooled: only run the prompt, for the last output's `embedding`; `embed` is simpler.
@@ -118,6 +122,7 @@ class AsyncLLM(Door):
             prefill_only=prefill_only,
             pooled=pooled,
             answer=answer,
+            lora_request=lora_request,
         )
         return stream_request_async(driver, request, keeps=self)
 
@@ -181,6 +186,23 @@ class AsyncLLM(Door):
     ) -> None:
         """Swap the weights between two steps: see `Weights.update`."""
         await self.weights.update_async(params, mapping, in_flight)
+
+    async def load_adapter(self, name: str, source: Any, *, scale: float | None = None) -> None:
+        """Load a LoRA adapter: see `LLM.load_adapter`."""
+        self._handle.check_open()
+        adapters = self._handle.arguments.adapters
+        await asyncio.to_thread(adapters.load, name, source, scale, replaces=False)
+
+    async def update_adapter(self, name: str, source: Any, *, scale: float | None = None) -> None:
+        """Replace a loaded LoRA adapter: see `LLM.update_adapter`."""
+        self._handle.check_open()
+        adapters = self._handle.arguments.adapters
+        await asyncio.to_thread(adapters.load, name, source, scale, replaces=True)
+
+    async def unload_adapter(self, name: str) -> None:
+        """Forget a loaded LoRA adapter: see `LLM.unload_adapter`."""
+        self._handle.check_open()
+        self._handle.arguments.adapters.unload(name)
 
     async def reset_prefix_cache(self) -> bool:
         """Empty the prefix cache; running requests go on with their blocks. True, as in vLLM."""

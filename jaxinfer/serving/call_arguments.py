@@ -5,6 +5,7 @@ from typing import Any
 
 from jaxinfer.config import EngineConfig
 from jaxinfer.sampling_params import SamplingParams
+from jaxinfer.serving.loaded_adapters import LoadedAdapters
 from jaxinfer.serving.parsers.answer_format import AnswerFormat
 from jaxinfer.serving.pooling.task import ONLY_POOLS
 from jaxinfer.serving.requests.new_request import NewRequest, Prompt, wanted_outputs
@@ -13,7 +14,11 @@ from jaxinfer.serving.startup.loading import Loaded, say
 
 
 class CallArguments:
-    """Makes requests from callers' arguments to one engine; says once which defaults it uses."""
+    """Makes requests from callers' arguments to one engine; says once which defaults it uses.
+
+    Attributes:
+        adapters: the loaded ones.
+    """
 
     def __init__(self, config: EngineConfig, loaded: Loaded) -> None:
         self._config = config
@@ -22,6 +27,7 @@ class CallArguments:
         self._generation = loaded.generation
         self._reader = loaded.reader
         self._has_defaults_to_say = bool(loaded.generation.values)
+        self.adapters = LoadedAdapters.of(config, loaded)
 
     def one(
         self,
@@ -33,6 +39,7 @@ class CallArguments:
         prefill_only: bool = False,
         pooled: bool = False,
         answer: AnswerFormat | None = None,
+        lora_request: Any = None,
     ) -> NewRequest:
         """The request of a single prompt.
 
@@ -41,6 +48,7 @@ class CallArguments:
             prefill_only: nothing is sampled, so that the prompt may fill the model's length.
             pooled: nothing is sampled, and its output has the vector of its last token.
             answer: how its text is read.
+            lora_request: a `LoRARequest`, the name of a loaded adapter, or None.
 
         Raises:
             TypeError: not a prompt, not a `SamplingParams`, or the priority is no integer.
@@ -55,6 +63,8 @@ class CallArguments:
         if self._only_pools and (not pooled or own.prompt_logprobs is not None):
             raise ValueError(ONLY_POOLS)
         (checked,) = self._read(parts, [own], num_outputs=0 if prefill_only else 1)
+        if lora_request is not None:
+            (checked,) = self.adapters.adapted([checked], lora_request)
         return NewRequest(
             prompt=checked,
             params=own,
@@ -66,12 +76,16 @@ class CallArguments:
             answer=answer,
         )
 
-    def several(self, prompts: Any, params: Any, priorities: Any = None) -> list[NewRequest]:
+    def several(
+        self, prompts: Any, params: Any, priorities: Any = None, lora_request: Any = None
+    ) -> list[NewRequest]:
         """The requests of a call; prompts are cut as their parameters say.
 
         Args:
             params: one for all, one for each, or None for the model's defaults.
             priorities: an integer for all, or one for each; None is 0 for all.
+            lora_request: a `LoRARequest`, the name of a loaded adapter, or None, for all; or a
+                list with one of these for each.
 
         Raises:
             TypeError: something has the wrong type; names the first entry that has.
@@ -83,6 +97,8 @@ class CallArguments:
         parts = split_prompts(prompts)
         own = self.params(params, len(parts))
         checked = self._read(parts, own)
+        if lora_request is not None:
+            checked = self.adapters.adapted(checked, lora_request)
         each = zip(checked, own, self._priorities(priorities, len(parts)), strict=True)
         return [
             NewRequest(prompt=prompt, params=entry, kind=wanted_outputs(entry), priority=priority)

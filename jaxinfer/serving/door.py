@@ -62,6 +62,11 @@ class Door:
         return read_embedding_model(loaded.directory, loaded.model_config.hidden_size, overrides)
 
     @property
+    def adapters(self) -> tuple[str, ...]:
+        """The names of the loaded LoRA adapters."""
+        return self._handle.arguments.adapters.names
+
+    @property
     def weight_version(self) -> int:
         """How often `update_params` has swapped the weights."""
         return self.weights.version

@@ -13,6 +13,7 @@ from jax.sharding import Mesh
 
 from jaxinfer.beam_search import BeamSearchOutput, BeamSearchParams
 from jaxinfer.inputs import tokens_prompt
+from jaxinfer.lora_request import AdapterChoice
 from jaxinfer.model.config import ModelConfig
 from jaxinfer.model.sharding import ShardingRules
 from jaxinfer.model.text.tokenizer import Tokenizer
@@ -147,6 +148,7 @@ class LLM(ExpertDoor):
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         use_tqdm: bool | Callable[..., Any] = True,
         *,
+        lora_request: AdapterChoice | Sequence[AdapterChoice] = None,
         priority: int | Sequence[int] | None = None,
         profile: str | os.PathLike[str] | None = None,
     ) -> list[RequestOutput]:
@@ -157,6 +159,8 @@ class LLM(ExpertDoor):
                 "prompt_token_ids" (and perhaps "cache_salt"), or a list of these.
             sampling_params: one for all or one for each; None uses the model's defaults.
             use_tqdm: show a progress bar on stderr; or what makes one, as `tqdm.tqdm` does.
+            lora_request: a `LoRARequest`, or the name of a loaded adapter, for all prompts; or a
+                list with one of these, or None, for each. It needs `enable_lora`.
             priority: an integer for all prompts, or one for each; lower ones run earlier, with
                 `scheduling_policy="priority"`. None is 0 for all.
             profile: a directory that takes a profile of the first steps and its report (see
@@ -172,7 +176,7 @@ class LLM(ExpertDoor):
             KeyboardInterrupt: Ctrl-C; the requests of this call are aborted, the engine goes on.
         """
         driver = self._handle.driver
-        requests = self._arguments.several(prompts, sampling_params, priority)
+        requests = self._arguments.several(prompts, sampling_params, priority, lora_request)
         with self.profiles.record(profile) if profile is not None else contextlib.nullcontext():
             return run_requests(driver, requests, use_tqdm=use_tqdm)
 
@@ -182,6 +186,7 @@ class LLM(ExpertDoor):
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         use_tqdm: bool | Callable[..., Any] = True,
         *,
+        lora_request: AdapterChoice | Sequence[AdapterChoice] = None,
         priority: int | Sequence[int] | None = None,
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
@@ -196,6 +201,7 @@ class LLM(ExpertDoor):
             messages: a conversation (dictionaries with `role` and `content`) or a list of them.
             sampling_params: as in `generate`.
             use_tqdm: as in `generate`.
+            lora_request: as in `generate`.
             priority: as in `generate`.
             add_generation_prompt: end the prompt with the opening of an answer.
             continue_final_message: have the last message continued instead.
@@ -224,13 +230,16 @@ class LLM(ExpertDoor):
             chat_template=chat_template,
             chat_template_kwargs=chat_template_kwargs,
         )
-        return self.generate(prompts, sampling_params, use_tqdm, priority=priority)
+        return self.generate(
+            prompts, sampling_params, use_tqdm, priority=priority, lora_request=lora_request
+        )
 
     def beam_search(
         self,
         prompts: Any,
         params: BeamSearchParams,
         *,
+        lora_request: AdapterChoice = None,
         use_tqdm: bool | Callable[..., Any] = False,
     ) -> list[BeamSearchOutput]:
         """The outputs of prompts that beam search finds likeliest.
@@ -241,6 +250,7 @@ class LLM(ExpertDoor):
         Args:
             prompts: as in `generate`.
             params: of the search.
+            lora_request: of all prompts, as in `generate`.
             use_tqdm: as in `generate`; it counts steps.
 
         Returns:
@@ -255,7 +265,7 @@ class LLM(ExpertDoor):
         if self.engine_config.runner == "pooling":
             raise ValueError(ONLY_POOLS)
         return search_beams(
-            functools.partial(self.generate, use_tqdm=False),
+            functools.partial(self.generate, use_tqdm=False, lora_request=lora_request),
             prompts,
             params,
             reader=self._loaded.reader,
@@ -272,6 +282,7 @@ class LLM(ExpertDoor):
         pad_to: tuple[int, int] | None = None,
         pad_token_id: int | None = None,
         device: Any = None,
+        lora_request: AdapterChoice = None,
         use_tqdm: bool | Callable[..., Any] = False,
         allow_errors: bool = False,
     ) -> Rollouts:
@@ -284,6 +295,7 @@ class LLM(ExpertDoor):
             pad_to: widths of prompts and of completions; None takes the longest of each.
             pad_token_id: None takes one that ends nothing, and no token of text.
             device: a `jax.Device` or sharding to put the arrays on; None leaves them to NumPy.
+            lora_request: of all prompts, as in `generate`.
             use_tqdm: as in `generate`.
             allow_errors: return although prompts failed. Their rows have no tokens, and the finish
                 reason `FinishCode.ERROR`.
@@ -300,7 +312,7 @@ class LLM(ExpertDoor):
         ends = self._handle.end_token_ids.union(own.stop_token_ids or ())
         size = self.model_config.vocab_size
         return run_rollouts(
-            functools.partial(self.generate, use_tqdm=use_tqdm),
+            functools.partial(self.generate, use_tqdm=use_tqdm, lora_request=lora_request),
             [tokens_prompt(each.token_ids, each.cache_salt) for each in read],
             own,
             pad_token_id=choose_pad(pad_token_id, ends, size, self.tokenizer),
@@ -310,13 +322,19 @@ class LLM(ExpertDoor):
         )
 
     def stream(
-        self, prompt: Any, sampling_params: SamplingParams | None = None, *, priority: int = 0
+        self,
+        prompt: Any,
+        sampling_params: SamplingParams | None = None,
+        *,
+        lora_request: AdapterChoice = None,
+        priority: int = 0,
     ) -> Iterator[RequestOutput]:
         """Complete one prompt piece by piece.
 
         Args:
             prompt: as in `generate`, but one.
             sampling_params: None uses the model's defaults.
+            lora_request: as in `generate`.
             priority: as in `generate`.
 
         Returns:
@@ -327,7 +345,7 @@ class LLM(ExpertDoor):
             TypeError, ValueError: as in `generate`, at once.
         """
         driver = self._handle.driver
-        request = self._arguments.one(prompt, sampling_params, priority)
+        request = self._arguments.one(prompt, sampling_params, priority, lora_request=lora_request)
         return stream_request(driver, request, keeps=self)
 
     def astream(
@@ -336,6 +354,7 @@ class LLM(ExpertDoor):
         sampling_params: SamplingParams | None = None,
         request_id: str | None = None,
         *,
+        lora_request: AdapterChoice = None,
         priority: int = 0,
     ) -> AsyncGenerator[RequestOutput]:
         """`stream` for `async for`, from any number of tasks at once.
@@ -346,6 +365,7 @@ class LLM(ExpertDoor):
             prompt: as in `stream`.
             sampling_params: as in `stream`.
             request_id: a label for the outputs; others may bear the same. None makes one.
+            lora_request: as in `generate`.
             priority: as in `generate`.
 
         Raises:
@@ -353,7 +373,9 @@ class LLM(ExpertDoor):
                 in the iteration.
         """
         driver = self._handle.driver
-        request = self._arguments.one(prompt, sampling_params, priority, request_id or "")
+        request = self._arguments.one(
+            prompt, sampling_params, priority, request_id or "", lora_request=lora_request
+        )
         return stream_request_async(driver, dataclasses.replace(request, kind="delta"), keeps=self)
 
     def add_request(
@@ -362,9 +384,10 @@ class LLM(ExpertDoor):
         prompt: Any,
         sampling_params: SamplingParams | None = None,
         *,
+        lora_request: AdapterChoice = None,
         priority: int = 0,
     ) -> None:
-        """Enqueue a request for callers of `step`; `priority` is as in `generate`.
+        """Enqueue a request for callers of `step`; its other arguments are as in `generate`.
 
         Raises:
             TypeError, ValueError: as in `generate`, or the id is in use.
@@ -372,7 +395,10 @@ class LLM(ExpertDoor):
         driver = self._handle.driver
         if not isinstance(request_id, str) or not request_id:
             raise TypeError(f"request_id must be a string that is not empty, got {request_id!r}")
-        driver.by_hand.add(self._arguments.one(prompt, sampling_params, priority, request_id))
+        request = self._arguments.one(
+            prompt, sampling_params, priority, request_id, lora_request=lora_request
+        )
+        driver.by_hand.add(request)
 
     def abort_request(self, request_id: str | Iterable[str]) -> None:
         """End requests of `add_request`; ids that are unknown or finished are ignored.
@@ -392,6 +418,45 @@ class LLM(ExpertDoor):
         All text so far, unless it says otherwise.
         """
         return self._handle.driver.by_hand.step()
+
+    def load_adapter(self, name: str, source: Any, *, scale: float | None = None) -> None:
+        """Load a LoRA adapter, for requests to name; nothing compiles.
+
+        Args:
+            name: of no loaded one.
+            source: a directory as PEFT saves it; or a tree of the matrices alone, of arrays of any
+                kind, with PEFT's names (``lora_A`` of ``[r, in]``, ``lora_B`` of ``[out, r]``) or
+                those of tunix and qwix (``w_lora_a``, ``w_lora_b``). It is copied.
+            scale: what the product of a tree's matrices is multiplied by, alpha / r; None is 1.
+
+        Raises:
+            TypeError, ValueError, ModelLoadError: it doesn't fit the model or `max_lora_rank`, has
+                what is not supported, or the name is taken; one line. Nothing has changed.
+        """
+        self._handle.check_open()
+        self._handle.arguments.adapters.load(name, source, scale, replaces=False)
+
+    def update_adapter(self, name: str, source: Any, *, scale: float | None = None) -> None:
+        """Replace a loaded adapter, as after a trainer's step; arguments as of `load_adapter`.
+
+        Requests that were made before keep the version that they began with; cached blocks of it
+        are shared with no later ones.
+
+        Raises:
+            TypeError, ValueError, ModelLoadError: as `load_adapter`; or none of that name is
+                loaded.
+        """
+        self._handle.check_open()
+        self._handle.arguments.adapters.load(name, source, scale, replaces=True)
+
+    def unload_adapter(self, name: str) -> None:
+        """Forget a loaded adapter; requests that were made before end with it.
+
+        Raises:
+            ValueError: none of that name is loaded.
+        """
+        self._handle.check_open()
+        self._handle.arguments.adapters.unload(name)
 
     def update_params(
         self, params: Any, mapping: ParamsMapping | None = None, in_flight: InFlightPolicy = "keep"

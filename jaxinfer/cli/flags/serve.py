@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from jaxinfer.cli.flags.fields import add_field_flag, flag_of
-from jaxinfer.cli.flags.parser import given, positive_integer
+from jaxinfer.cli.flags.parser import given, json_object, positive_integer
 from jaxinfer.cores import usable_cores
 from jaxinfer.server.openai.connections.addresses import is_loopback
 from jaxinfer.server.openai.connections.limits import ConnectionLimits
@@ -79,6 +79,16 @@ def add_serve_flags(parser: argparse.ArgumentParser) -> None:
     _add(http, ServerSettings, "profile_directory", metavar="DIR")
     _add(http, ServerSettings, "enable_tokenizer_info", action="store_true")
     _add(http, ServerSettings, "page")
+    http.add_argument(
+        "--lora-modules",
+        nargs="+",
+        action="extend",
+        type=_adapter,
+        default=[],
+        metavar="NAME=PATH",
+        help="LoRA adapters to load at start, which requests name as their model; needs "
+        "--enable-lora (default: none)",
+    )
     http.add_argument(
         "-asc",
         "--api-server-count",
@@ -210,6 +220,21 @@ def _check_names(arguments: argparse.Namespace) -> None:
             f"--served-model-name has taken {last} as a name, and there is no MODEL; write MODEL "
             f"before it, or --model {last}"
         )
+
+
+def _adapter(text: str) -> tuple[str, str]:
+    """A name and a directory: NAME=PATH, or vLLM's JSON."""
+    name: Any
+    path: Any
+    name, _, path = text.partition("=")
+    if text.startswith("{"):
+        values = json_object(text)
+        name, path = values.get("name"), values.get("path")
+    if not all(isinstance(each, str) and each for each in (name, path)):
+        raise argparse.ArgumentTypeError(
+            f'expected NAME=PATH or {{"name": ..., "path": ...}}, got {text!r}'
+        )
+    return name, path
 
 
 def _host(text: str) -> str:

@@ -33,6 +33,8 @@ def _run(settings: dict[str, Any], reports: TextIO) -> int:
         limits = ServiceLimits(**settings["limits"])
         handle = start_handle("jaxinfer serve", **settings["engine"])
     try:
+        for name, directory in settings["adapters"]:
+            handle.arguments.adapters.load(name, directory, None, replaces=False)
         return asyncio.run(_serve(handle, limits, settings["socket"], reports))
     finally:
         handle.close()

@@ -21,6 +21,7 @@ from jaxtyping import Array, Float, Int, Int32
 from jaxinfer.kernels.collectives.tensor_axis import TensorAxis
 from jaxinfer.kernels.implementations import module_of
 from jaxinfer.kernels.matmul import xla
+from jaxinfer.kernels.matmul.linear_leaf import LinearLeaf, OtherLinear
 from jaxinfer.kernels.matmul.mosaic.small_plan import MOST_ROWS
 from jaxinfer.kernels.matmul.quantized import Form, QuantizedLinear, module_of_codes
 from jaxinfer.kernels.norms.xla import rms_norm
@@ -86,7 +87,7 @@ class Linear:
         return self.weight.at[indices].get(mode="clip", wrap_negative_indices=False)
 
 
-AnyLinear = Linear | QuantizedLinear
+AnyLinear = Linear | QuantizedLinear | OtherLinear
 """The weight of a projection. Parameter trees hold a plain array, or a dictionary of the arrays of
 a `QuantizedLinear`: only dictionaries travel through `jax.export` without being registered."""
 
@@ -103,7 +104,7 @@ def linear_of(parent: Mapping[str, Any], name: str, form: Form | None = None) ->
     leaf = parent[name]
     if isinstance(leaf, Mapping):
         return QuantizedLinear(**leaf, inputs=None if form is None else form.inputs)
-    return Linear(leaf)
+    return leaf.linear(form) if isinstance(leaf, LinearLeaf) else Linear(leaf)
 
 
 class ResidualStream(NamedTuple):

@@ -39,7 +39,7 @@ _NAMES = {"stop": "stop_sequences"}
 async def create_message(body: MessagesBody, request: Request) -> Response:
     """Answer a conversation, as Anthropic's API does."""
     front = front_of(request)
-    front.check_model(body.model)
+    front.check_model(body.model, adapts=True)
     body.check_together()
     plan = _plan(body, front)
     with client_errors(MessagesBody.model_fields, lambda word: _NAMES.get(word, word)):
@@ -91,7 +91,7 @@ async def create_message(body: MessagesBody, request: Request) -> Response:
 async def count_tokens(body: PromptBody, request: Request) -> Response:
     """The number of tokens of a prompt, also of one that is longer than the model takes."""
     front = front_of(request)
-    front.check_model(body.model)
+    front.check_model(body.model, adapts=True)
     body.check_prompt()
     turns = body.turns()
     text = await conversation_text(
@@ -142,7 +142,7 @@ def _begun_answer(job: Job, front: Front) -> MessageAnswer:
         "id": job.label,
         "type": "message",
         "role": "assistant",
-        "model": front.settings.model_name,
+        "model": job.adapter or front.settings.model_name,
         "content": [],
         "stop_reason": None,
         "stop_sequence": None,

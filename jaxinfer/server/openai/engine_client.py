@@ -1,7 +1,7 @@
 """The engine's interface to the HTTP server: the part of `AsyncLLM` that front ends have too."""
 
 import os
-from collections.abc import AsyncGenerator, Iterable
+from collections.abc import AsyncGenerator, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from jaxinfer.model.text.tokenizer import Tokenizer
@@ -35,6 +35,11 @@ class EngineClient(Protocol):
         ...
 
     @property
+    def adapters(self) -> Sequence[str]:
+        """The names of the loaded LoRA adapters, which requests may give as their model."""
+        ...
+
+    @property
     def embedding_model(self) -> EmbeddingModel:
         """What the model's files say of its vectors; ModelLoadError or ValueError if bad."""
         ...
@@ -58,6 +63,7 @@ class EngineClient(Protocol):
         prefill_only: bool = False,
         pooled: bool = False,
         answer: AnswerFormat | None = None,
+        lora_request: str | None = None,
     ) -> AsyncGenerator[RequestOutput]:
         """Complete one prompt. Closing the iteration, or cancelling its task, aborts the request.
 

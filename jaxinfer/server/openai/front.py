@@ -50,6 +50,7 @@ class Job:
         pooled: nothing is sampled, and its output has the vector of its last token.
         grammar_field: the request's field that gives its grammar, if any.
         answer: the format for parsing its text; None leaves it whole.
+        adapter: the name of its LoRA adapter.
     """
 
     prompt: Prompt
@@ -60,6 +61,7 @@ class Job:
     pooled: bool = False
     grammar_field: str | None = None
     answer: AnswerFormat | None = None
+    adapter: str | None = None
 
 
 class Front:
@@ -85,10 +87,33 @@ class Front:
         self.num_running = 0
         """Number of requests being served."""
 
-    def check_model(self, name: str | None) -> None:
-        """Raise an ApiError 404 for a name that is not served."""
+    @property
+    def adapters(self) -> Sequence[str]:
+        """The names of loaded LoRA adapters, as far as the model's own don't hide them."""
         served = self.settings.served_model_names
-        if name is not None and name not in served:
+        return [name for name in getattr(self.engine, "adapters", ()) if name not in served]
+
+    def adapter_of(self, model: str | None) -> str | None:
+        """The adapter that a request's `model` names; None for the model itself."""
+        return model if model is not None and model in self.adapters else None
+
+    def check_model(self, name: str | None, *, adapts: bool = False) -> None:
+        """Raise an ApiError for a name that is not served (404), or not by this route (400).
+
+        Args:
+            adapts: whether the route takes adapters.
+        """
+        served = self.settings.served_model_names
+        if name is None or name in served:
+            return
+        if not adapts and self.adapter_of(name):
+            raise ApiError(
+                400,
+                f"this route knows no adapters, and {name[:100]!r} is one; name the model",
+                param="model",
+            )
+        served = (*served, *self.adapters)
+        if name not in served:
             known = ", ".join(served)
             raise ApiError(
                 404,
@@ -132,6 +157,7 @@ class Front:
 
     def _generate(self, job: Job) -> AsyncGenerator[RequestOutput]:
         prompt = {"prompt_token_ids": job.prompt.token_ids}
+        adapter = {} if job.adapter is None else {"lora_request": job.adapter}
         named = {"prompt": job.prompt.text, "cache_salt": job.prompt.cache_salt}
         try:
             with client_errors(_FIELDS), grammar_errors(job.grammar_field):
@@ -143,6 +169,7 @@ class Front:
                     prefill_only=job.prefill_only,
                     pooled=job.pooled,
                     answer=job.answer,
+                    **adapter,
                 )
         except JaxinferError:
             raise

@@ -9,6 +9,7 @@ from typing import Annotated, Any, get_type_hints
 import msgspec
 
 from jaxinfer.config import EngineConfig
+from jaxinfer.model.adapters.adapter import Adapter
 from jaxinfer.model.checkpoint.hub import resolve_model
 from jaxinfer.model.config import ModelConfig
 from jaxinfer.model.score_head import ScoreHead
@@ -128,6 +129,8 @@ def engine_message(request: NewRequest, before: SamplingParams | None = None) ->
     prompt: dict[str, Any] = {"packed": request.prompt.packed}
     if request.prompt.cache_salt is not None:
         prompt["cache_salt"] = request.prompt.cache_salt
+    if request.prompt.adapter is not None:
+        prompt["adapter"] = request.prompt.adapter.name
     message: dict[str, Any] = {"prompt": prompt}
     if request.params is not before:
         params = changed_fields(request.params)
@@ -149,16 +152,25 @@ def request_of_message(
     params = before if checked.params is None else _params(checked.params)
     if params is None:
         raise ValueError("the request has no sampling parameters, and there is none before it")
+    read = Prompt(unpack_ids(prompt.packed), None, prompt.cache_salt, prompt.packed)
     given = msgspec.structs.asdict(checked) | {
-        "prompt": Prompt(unpack_ids(prompt.packed), None, prompt.cache_salt, prompt.packed),
+        "prompt": with_adapter_of_name(read, prompt.adapter),
         "params": params,
     }
     return NewRequest(**given)
 
 
+def with_adapter_of_name(prompt: Prompt, name: str | None) -> Prompt:
+    """A prompt that asks for the adapter of this name, which the engine's process has to find."""
+    if name is None:
+        return prompt
+    return dataclasses.replace(prompt, adapter=Adapter(name, 0, None, {}))
+
+
 class _PromptMessage(msgspec.Struct, forbid_unknown_fields=True):
     packed: Annotated[bytes, msgspec.Meta(min_length=ID_BYTES)]
     cache_salt: str | None = None
+    adapter: str | None = None
 
 
 # The other fields that travel have the types and defaults of `NewRequest`.

@@ -10,6 +10,7 @@ from typing import Any
 from jaxinfer import errors
 from jaxinfer.server.service.description import EngineDescription
 from jaxinfer.server.service.messages import (
+    Adapters,
     Add,
     Call,
     End,
@@ -54,6 +55,8 @@ class EngineLink:
         self._reader = reader
         self._writer = writer
         self.description = description
+        self.adapters: tuple[str, ...] = ()
+        """The names of the loaded LoRA adapters."""
         self.failure: errors.EngineDeadError | None = None
         """The error after which no call is possible; None while connected."""
         self.on_step: Callable[[Step], None] = lambda step: None
@@ -162,6 +165,8 @@ class EngineLink:
                     outcome.set_exception(_error(kind, message))
                 else:
                     outcome.set_result(value)
+            case Adapters(names):
+                self.adapters = tuple(names)
             case Hello():
                 raise ValueError("the engine sent its description twice")
 

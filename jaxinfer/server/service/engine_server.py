@@ -4,11 +4,14 @@ import asyncio
 import contextlib
 import logging
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
-from jaxinfer.server.service.front_end_requests import FrontEndRequests
+from jaxinfer.server.service.front_end_requests import FindAdapter, FrontEndRequests, no_adapter
 from jaxinfer.server.service.messages import (
+    Adapters,
     Add,
     Call,
     End,
@@ -29,6 +32,24 @@ _MOST_UNSENT_BYTES = 1 << 26  # unread by a front end, which is then disconnecte
 logger = logging.getLogger("jaxinfer")
 
 
+@dataclass(frozen=True)
+class ServedAdapters:
+    """The LoRA adapters of an engine, as its server uses them; from any thread.
+
+    Attributes:
+        names: returns the names of the loaded ones.
+        find: returns the one of a name; ValueError if none is loaded.
+        calls: functions by name that front ends may call, and that change the names.
+    """
+
+    names: Callable[[], Sequence[str]] = tuple
+    find: FindAdapter = no_adapter
+    calls: Mapping[str, Callable[..., Any]] = MappingProxyType({})
+
+
+NO_ADAPTERS = ServedAdapters()
+
+
 class EngineServer:
     """Serves one engine to any number of front ends, over a Unix domain socket.
 
@@ -40,6 +61,7 @@ class EngineServer:
         num_slots: sequences that run at once.
         max_waiting: completions that may wait beyond these.
         hello: the first message to every front end; see `EngineDescription.to_message`.
+        adapters: loads LoRA adapters, besides the engine's thread.
         calls: functions by name that front ends may call, besides pausing and sleeping; run in the
             engine's thread. The event loop answers "ping", and "get_metrics" with what was read
             last, so that a busy engine delays no answer.
@@ -53,11 +75,13 @@ class EngineServer:
         max_waiting: int,
         hello: Mapping[str, Any],
         calls: Mapping[str, Callable[..., Any]],
+        adapters: ServedAdapters = NO_ADAPTERS,
     ) -> None:
         self._driver = driver
         self._capacity = num_slots + max_waiting
         self._hello = dict(hello)
         self._calls = {**_handover_calls(driver), **calls}
+        self._adapters = adapters
         self._metrics = Latest(lambda: self._call("get_metrics"), _METRICS_WITHIN_S)
         self._front_ends: set[FrontEndRequests] = set()  # of the engine's thread
         self._writers: set[asyncio.StreamWriter] = set()
@@ -93,10 +117,13 @@ class EngineServer:
             with contextlib.suppress(RuntimeError):  # the loop has ended
                 loop.call_soon_threadsafe(_write, writer, data)
 
-        requests = FrontEndRequests(self._driver, send, self._has_room_for)
+        find = self._adapters.find
+        requests = FrontEndRequests(self._driver, send, self._has_room_for, find)
         self._driver.owner.post(lambda: self._front_ends.add(requests))
         self._writers.add(writer)
         _write(writer, encode(Hello(self._hello)))
+        if names := self._adapters.names():
+            _write(writer, encode(Adapters(list(names))))
         try:
             while (data := await read_frame(reader)) is not None:
                 self._take(requests, decode_to_engine(data), writer)
@@ -127,6 +154,9 @@ class EngineServer:
         try:
             if call.name == "get_metrics":
                 value = await self._metrics.get()
+            elif call.name in self._adapters.calls:
+                value = await asyncio.to_thread(self._adapters.calls[call.name], *call.arguments)
+                self._tell(Adapters(list(self._adapters.names())))
             else:
                 value = await self._call(call.name, *call.arguments)
             data = encode(Reply(call.number, value))
@@ -134,6 +164,12 @@ class EngineServer:
             text = f"the engine has no call {error}" if isinstance(error, KeyError) else str(error)
             data = encode(Reply(call.number, None, type(error).__name__, text))
         _write(writer, data)
+
+    def _tell(self, message: ToFrontEnd) -> None:
+        """Send a message to every front end."""
+        data = encode(message)
+        for writer in self._writers:
+            _write(writer, data)
 
     async def _call(self, name: str, *arguments: Any) -> Any:
         action = self._calls[name]

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from jaxinfer.errors import QueueFullError
+from jaxinfer.model.adapters.adapter import Adapter
 from jaxinfer.sampling_params import SamplingParams
 from jaxinfer.server.service.description import request_of_message
 from jaxinfer.server.service.messages import Add, News, Refused, Row, Step, ToFrontEnd
@@ -16,7 +17,14 @@ from jaxinfer.serving.driver.driver import Driver
 from jaxinfer.serving.requests.new_request import NewRequest, new_key
 from jaxinfer.serving.requests.token_group import RunFacts, TokenOutput
 
+FindAdapter = Callable[[str], Adapter | None]
+
 _QUEUE_FULL = "the request queue is full; try again later, or raise max_waiting_requests"
+
+
+def no_adapter(name: str) -> Adapter | None:
+    """Refuse any: the engine has none."""
+    raise ValueError(f"no adapter {name[:100]!r} is loaded")
 
 
 class FrontEndRequests:
@@ -28,6 +36,7 @@ class FrontEndRequests:
     Args:
         send: takes a message for the front end, without waiting.
         has_room_for: returns True if that many completions may be enqueued.
+        find_adapter: returns the loaded adapter of a name; ValueError if there is none.
     """
 
     def __init__(
@@ -35,10 +44,12 @@ class FrontEndRequests:
         driver: Driver,
         send: Callable[[ToFrontEnd], None],
         has_room_for: Callable[[int], bool],
+        find_adapter: FindAdapter = no_adapter,
     ) -> None:
         self._driver = driver
         self._send = send
         self._has_room_for = has_room_for
+        self._find_adapter = find_adapter
         self._keys: dict[tuple[int, int], str] = {}
         self._rows: list[Row] = []
         self._scores = ScoreBlocks()
@@ -58,6 +69,9 @@ class FrontEndRequests:
             before, self._params = self._params, None
             request = request_of_message(message.request, before)
             self._params = request.params
+            if (named := request.prompt.adapter) is not None:
+                own = dataclasses.replace(request.prompt, adapter=self._find_adapter(named.name))
+                request = dataclasses.replace(request, prompt=own)
             if not self._has_room_for(request.params.n):
                 raise QueueFullError(_QUEUE_FULL)
             requests = [

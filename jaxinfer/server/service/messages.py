@@ -162,6 +162,12 @@ class Reply(msgspec.Struct, frozen=True, array_like=True, tag=True):
     message: str = ""
 
 
+class Adapters(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """Engine to front end: the names of all loaded LoRA adapters, whenever they have changed."""
+
+    names: list[str]
+
+
 _METRICS = {kind.__name__: kind for kind in (Counter, Gauge, Histogram)}
 
 
@@ -187,7 +193,7 @@ def unpack_head_rows(message: Sequence[Any]) -> HeadRows:
 
 
 ToEngine = Add | End | Call
-ToFrontEnd = Hello | Step | Refused | Reply
+ToFrontEnd = Hello | Step | Refused | Reply | Adapters
 
 _encoder = msgspec.msgpack.Encoder()
 _to_engine = msgspec.msgpack.Decoder(ToEngine)

@@ -16,7 +16,11 @@ from jaxinfer.model.score_head import ScoreHead
 from jaxinfer.model.text.tokenizer import Tokenizer
 from jaxinfer.outputs import TIMEOUT, RequestOutput
 from jaxinfer.sampling_params import SamplingParams
-from jaxinfer.server.service.description import EngineDescription, engine_message
+from jaxinfer.server.service.description import (
+    EngineDescription,
+    engine_message,
+    with_adapter_of_name,
+)
 from jaxinfer.server.service.engine_link import EngineLink
 from jaxinfer.server.service.messages import Add, End, Step, metrics_from_message, unpack_head_rows
 from jaxinfer.server.service.remote_request import RemoteRequest
@@ -110,6 +114,11 @@ class RemoteLLM:
         return self._description.max_model_len
 
     @property
+    def adapters(self) -> tuple[str, ...]:
+        """The names of the loaded LoRA adapters."""
+        return self._link.adapters
+
+    @property
     def embedding_model(self) -> EmbeddingModel:
         """What the model's files say of its vectors; read when it is first asked for.
 
@@ -146,8 +155,12 @@ class RemoteLLM:
         prefill_only: bool = False,
         pooled: bool = False,
         answer: AnswerFormat | None = None,
+        lora_request: str | None = None,
     ) -> AsyncGenerator[RequestOutput]:
         """Complete one prompt, for `async for`; arguments as for `AsyncLLM.generate`.
+
+        Args:
+            lora_request: the name of a loaded adapter alone.
 
         Returns:
             An iterator of outputs. The last has `finished`; after `abort`, and when a limit of the
@@ -184,7 +197,7 @@ class RemoteLLM:
                 "start the service with --scheduling-policy fair, or leave it 0"
             )
         request = NewRequest(
-            prompt=checked,
+            prompt=with_adapter_of_name(checked, lora_request),
             params=params,
             kind=wanted_outputs(params),
             prefill_only=prefill_only,
@@ -248,6 +261,18 @@ class RemoteLLM:
         """Empty the prefix cache; running requests go on with their blocks. True, as in vLLM."""
         await self._call("reset_prefix_cache")
         return True
+
+    async def load_adapter(self, name: str, source: str) -> None:
+        """Load a LoRA adapter from a directory of the engine's machine: see `LLM.load_adapter`."""
+        await self._call("load_adapter", name, source)
+
+    async def update_adapter(self, name: str, source: str) -> None:
+        """Replace a loaded LoRA adapter: see `LLM.update_adapter`."""
+        await self._call("update_adapter", name, source)
+
+    async def unload_adapter(self, name: str) -> None:
+        """Forget a loaded LoRA adapter: see `LLM.unload_adapter`."""
+        await self._call("unload_adapter", name)
 
     async def pause(self, mode: PauseMode = "abort", *, refuse: bool = False) -> None:
         """Run no step until `resume`, for all front ends: see `LLM.pause`."""

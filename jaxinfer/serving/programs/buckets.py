@@ -9,6 +9,7 @@ from jaxinfer.serving.programs.layout import DecodeShape, PrefillShape
 from jaxinfer.serving.programs.shared_prefixes import most_items
 from jaxinfer.serving.programs.speculative.drafter import Drafter
 from jaxinfer.serving.sampling.layout import SamplerMode, num_special_rows
+from jaxinfer.serving.slots.step_data import Datum
 
 # Few rows have one width: see `choose_buckets`.
 _MOST_ROWS_OF_ONE_WIDTH = 32
@@ -47,6 +48,7 @@ class Buckets:
         speculative: sizes of decode steps with drafts, ascending, each with its rule. Tables are
             always full width. Empty without drafts.
         generates: whether steps sample; if not, there are prefill buckets only (`for_pooling`).
+        extra: data of rows and tokens that this engine's steps take beyond `STEP_DATA`.
     """
 
     prefill: tuple[tuple[int, int], ...]
@@ -63,6 +65,7 @@ class Buckets:
     rows_in_item: int = 0
     speculative: tuple[tuple[int, Drafter], ...] = ()
     generates: bool = True
+    extra: tuple[Datum, ...] = ()
 
     def samples_at_once(self, rows: int, mode: SamplerMode) -> bool:
         """True if a decode step of that many rows has its sampler in the same program."""
@@ -126,7 +129,8 @@ class Buckets:
         """The smallest bucket for a number of tokens and rows; tables are always full width."""
         for bucket_tokens, bucket_rows in self.scored if all_tokens else self.prefill:
             if tokens <= bucket_tokens and rows <= bucket_rows:
-                return PrefillShape(bucket_tokens, bucket_rows, self.widths[-1], all_tokens)
+                width = self.widths[-1]
+                return PrefillShape(bucket_tokens, bucket_rows, width, all_tokens, self.extra)
         raise ValueError(
             f"a step of {tokens} tokens in {rows} rows exceeds the largest, {self.prefill[-1]}"
         )
@@ -134,7 +138,7 @@ class Buckets:
     def prefill_shapes(self) -> list[PrefillShape]:
         """Every prefill bucket, the largest last; then the buckets that score."""
         pairs = [(pair, False) for pair in self.prefill] + [(pair, True) for pair in self.scored]
-        return [PrefillShape(*pair, self.widths[-1], every) for pair, every in pairs]
+        return [PrefillShape(*pair, self.widths[-1], every, self.extra) for pair, every in pairs]
 
     def decode_shapes(self) -> list[DecodeShape]:
         """Every bucket of a decode step without its sampler, the largest last."""
@@ -146,7 +150,7 @@ class Buckets:
 
     def _shapes(self, sizes: Sequence[int]) -> list[DecodeShape]:
         return [
-            DecodeShape(rows, width)
+            DecodeShape(rows, width, extra=self.extra)
             for width in self.widths
             for rows in sizes
             if width in self._widths_of(rows)
@@ -156,8 +160,9 @@ class Buckets:
         """The smallest of these sizes that has a width for so many blocks."""
         at_least(self.widths, width)
         fitting = sizes[bisect.bisect_left(sizes, at_least(sizes, rows)) :]
-        shapes = (DecodeShape(size, each) for size in fitting for each in self._widths_of(size))
-        return next(shape for shape in shapes if shape.width >= width)
+        shapes = ((size, each) for size in fitting for each in self._widths_of(size))
+        found = next(shape for shape in shapes if shape[1] >= width)
+        return DecodeShape(*found, extra=self.extra)
 
     def _samples(self, rows: int, mode: SamplerMode) -> bool:
         return rows in self.sampler_rows(mode)
@@ -169,7 +174,7 @@ class Buckets:
         return self.widths if rows in self.wide_rows else self.widths[:-1] or self.widths
 
     def _sharing_shape(self, rows: int) -> DecodeShape:
-        return DecodeShape(rows, self.widths[-1], most_items(rows))
+        return DecodeShape(rows, self.widths[-1], most_items(rows), self.extra)
 
     def sampler_rows(self, mode: SamplerMode) -> list[int]:
         """Every number of rows for which a separate sampler program exists in that mode."""

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from jaxinfer.model.adapters.adapter import Adapter
 from jaxinfer.sampling_params import RequestOutputKind, SamplingParams
 from jaxinfer.serving.parsers.answer_format import AnswerFormat
 from jaxinfer.serving.requests.packed_ids import pack_ids
@@ -48,17 +49,24 @@ class Prompt:
         token_ids: at least one, each within the model's vocabulary.
         cache_salt: cached blocks are shared only with prompts of the same salt.
         packed: `pack_ids(token_ids)`; computed if left out.
+        adapter: the LoRA adapter that the model has for it; None has none.
     """
 
     token_ids: list[int]
     text: str | None = None
     cache_salt: str | None = None
     packed: bytes = field(default=b"", repr=False, compare=False)
+    adapter: Adapter | None = None
 
     def __post_init__(self) -> None:
         """Pack the ids."""
         if not self.packed:
             object.__setattr__(self, "packed", pack_ids(self.token_ids))
+
+    @property
+    def cache_root(self) -> tuple[str | None, int]:
+        """What prompts of equal tokens must have in common to share cached blocks."""
+        return self.cache_salt, 0 if self.adapter is None else self.adapter.version
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -125,6 +125,7 @@ class Request:
             included (in host blocks while SWAPPED). Tokens counted beyond the accepted ones are
             given up when they are read, and overwritten by the next step.
         slot: index in `[0, max_num_seqs)` of its row of per-sequence device state while RUNNING.
+        adapter_slot: the device's slot of its adapter while RUNNING; -1 without one.
         decodes_on_device: whether its next row can be a decode without input from the host: the
             device's `last_tokens[slot]` is certainly its last token, in a place known to the host.
         drafts: the record of its drafts, from its first decode in an engine with drafts on.
@@ -153,6 +154,7 @@ class Request:
     num_tokens: int = field(default=0, init=False)
     num_cached_tokens: int = field(default=0, init=False)
     slot: int | None = field(default=None, init=False)
+    adapter_slot: int = field(default=-1, init=False)
     decodes_on_device: bool = field(default=False, init=False)
     drafts: DraftRecord | None = field(default=None, init=False)
     ending_token_ids: frozenset[int] = field(default=frozenset(), init=False)

@@ -8,6 +8,7 @@ import jax
 
 from jaxinfer.serving.programs.kinds.kind import ProgramKey
 from jaxinfer.serving.programs.kinds.registry import step_kind_of
+from jaxinfer.serving.programs.kinds.write_adapter import write_adapter
 from jaxinfer.serving.programs.resident import Resident, StepOutputs
 from jaxinfer.serving.programs.upload import upload
 from jaxinfer.serving.runner import kv_cache
@@ -57,13 +58,15 @@ class StepLauncher:
         self._writer = SlotWriter(plan.compiled, self._upload, settle)
 
     def launch(self, schedule: Schedule, batch: Batch) -> InFlightStep | UnsampledStep:
-        """Swap blocks, write slots, run the forward pass and, without host-dependent rows, sample.
+        """Write adapters, swap blocks, write slots, run, and sample without host-dependent rows.
 
         Raises:
             Exception: a program can't be compiled or launched.
         """
         if missing := [key for key in batch.programs if key not in self._compiled]:
             self._compiled.compile_now(missing)
+        for slot, adapter in schedule.adapter_loads:
+            write_adapter(self.resident.params, slot, adapter, self._program, self._whole)
         if schedule.swap_out or schedule.swap_in:
             pairs = schedule.swap_out, schedule.swap_in
             kv = self._host_blocks.swap(self.resident.kv, *pairs, self._compiled.__getitem__)

@@ -6,16 +6,19 @@ from typing import Any
 import jax
 
 from jaxinfer.errors import StepError
+from jaxinfer.model.adapters.device_slots import ADAPTERS
 from jaxinfer.model.draft_head.weights import DRAFT_HEAD
 from jaxinfer.serving.programs.programs import Programs
 from jaxinfer.serving.runner import host_params, kv_cache
 from jaxinfer.serving.runner.device_params import ParamsWriter, check_like
 
+_BESIDE = (DRAFT_HEAD, ADAPTERS)
+
 
 class Weights:
-    """The parameters of a runner: the model's, and beside them a draft head's.
+    """The parameters of a runner: the model's, and beside them a draft head's or adapters.
 
-    The model's may be replaced by others; a draft head stays.
+    The model's may be replaced by others; what is beside them stays.
 
     Args:
         params: the parameter tree, placed as `programs` wants it; used without a copy.
@@ -100,5 +103,5 @@ class Weights:
 
 def _split(params: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """The model's part of a tree, and what is beside it."""
-    model = {name: node for name, node in params.items() if name != DRAFT_HEAD}
-    return model, {name: node for name, node in params.items() if name == DRAFT_HEAD}
+    model = {name: node for name, node in params.items() if name not in _BESIDE}
+    return model, {name: node for name, node in params.items() if name in _BESIDE}

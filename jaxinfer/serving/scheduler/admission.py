@@ -18,18 +18,24 @@ class Admission:
     def admit_waiting(self, schedule: Schedule, most_tokens: int) -> None:
         """Admit waiting requests, lowest rank first, while slots, budget and blocks last."""
         while self._queues.waiting and self._queues.free_slots:
-            budget = most_tokens - schedule.num_tokens
-            request = self._queues.waiting.first()
-            # Tokens in flight of a preempted request must be known before it can be fed again.
-            if request.num_in_flight_tokens:
+            if not self._admit_first(schedule, most_tokens):
                 return
-            forked = bool(schedule.rows) and claim_fork(request, schedule, self._pool)
-            if not forked and (budget == 0 or not self._claim(request, schedule)):
-                return
-            self._queues.admit(request)
-            schedule.admitted.append(request)
-            count = min(request.num_pending_tokens, budget)
-            place(self._queues, request, count, schedule)
+
+    def _admit_first(self, schedule: Schedule, most_tokens: int) -> bool:
+        """Admit the waiting request of the lowest rank; whether it could be."""
+        budget = most_tokens - schedule.num_tokens
+        request = self._queues.waiting.first()
+        # Tokens in flight of a preempted request must be known before it can be fed again.
+        if request.num_in_flight_tokens:
+            return False
+        forked = bool(schedule.rows) and claim_fork(request, schedule, self._pool)
+        if not forked and (budget == 0 or not self._claim(request, schedule)):
+            return False
+        self._queues.admit(request)
+        schedule.admitted.append(request)
+        count = min(request.num_pending_tokens, budget)
+        place(self._queues, request, count, schedule)
+        return True
 
     def _claim(self, request: Request, schedule: Schedule) -> bool:
         """Give a waiting request the blocks of its cached tokens if all of it would fit now."""

@@ -71,4 +71,4 @@ def _share_prompt(pool: BlockPool, leader: Request, request: Request) -> None:
 def _are_equal(prompt: Prompt, other: Prompt) -> bool:
     """Whether both have the same blocks in the prefix cache."""
     same_ids = prompt is other or prompt.packed == other.packed
-    return same_ids and prompt.cache_salt == other.cache_salt
+    return same_ids and prompt.cache_root == other.cache_root

@@ -23,7 +23,11 @@ def check_queues(queues: RequestQueues) -> None:
 
 
 def _check_overtaking(running: list[Request], waiting: list[Request]) -> None:
-    """What waits has nothing of a higher rank before it but what ran when it came."""
+    """What waits has nothing of a higher rank before it but what ran when it came.
+
+    Requests with adapters may be passed over, while no slot is left for theirs.
+    """
+    waiting = [request for request in waiting if request.new.prompt.adapter is None]
     for late in running:
         for request in waiting:
             first, second = request.rank, late.rank

@@ -16,8 +16,8 @@ class PrefixIndex:
     """Maps chains of full blocks of tokens to the device blocks that hold their keys and values.
 
     A block is found by its parent's hash and its own tokens, and its hash covers both. The first
-    block's parent is a root made from the cache salt and the weight version, so the whole chain
-    depends on them. The tokens of a hit are equal, not only their hashes.
+    block's parent is a root made from the cache salt, the adapter and the weight version, so the
+    whole chain depends on them. The tokens of a hit are equal, not only their hashes.
 
     Hashing a long prompt's blocks takes the host a while, and the device need not wait for it:
     `settle` indexes the registered blocks once the step is launched, `settle_for` earlier, before
@@ -40,7 +40,7 @@ class PrefixIndex:
         # Content -> block and hash. Plain tuples: the garbage collector stops following them.
         self._entries: dict[bytes, tuple[int, bytes]] = {}
         self.unsettled: list[tuple[Request, int, int]] = []
-        self._unsettled_starts: set[tuple[str | None, bytes]] = set()
+        self._unsettled_starts: set[tuple[object, bytes]] = set()
 
     def __len__(self) -> int:
         return len(self.content_of_block)
@@ -138,9 +138,9 @@ class PrefixIndex:
         self.unsettled.clear()
         self._unsettled_starts.clear()
 
-    def _start(self, request: Request) -> tuple[str | None, bytes]:
-        """What two requests must have in common to share any block: the first, and the salt."""
-        return request.new.prompt.cache_salt, request.packed_tokens(0, self.block_size)
+    def _start(self, request: Request) -> tuple[object, bytes]:
+        """What two requests must have in common to share any block: the first, and the root."""
+        return request.new.prompt.cache_root, request.packed_tokens(0, self.block_size)
 
     def _forget_stale_hashes(self, request: Request) -> None:
         """Drop hashes that a request computed under earlier weights."""
@@ -172,5 +172,6 @@ class PrefixIndex:
         return (packed[start : start + size] for start in range(0, len(packed), size))
 
     def _root(self, request: Request) -> bytes:
-        """The hash that stands before the first block: of the salt and the weights."""
-        return self._hash(repr((request.new.prompt.cache_salt, self.weight_version)).encode())
+        """The hash that stands before the first block: of salt, adapter and weights."""
+        root = (*request.new.prompt.cache_root, self.weight_version)
+        return self._hash(repr(root).encode())

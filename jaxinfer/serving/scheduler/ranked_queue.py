@@ -30,10 +30,14 @@ class RankedQueue[T](dict[str, T]):
 
     Adding, removing and finding the first are cheap for any number of items: a heap has the order,
     and entries of removed items are dropped when they reach its top. Not thread-safe.
+
+    Attributes:
+        num_added: how many items were ever added.
     """
 
     def __init__(self) -> None:
         super().__init__()
+        self.num_added = 0
         self._ranks: dict[str, Rank] = {}
         self._heap: list[tuple[Rank, str]] = []
 
@@ -44,6 +48,7 @@ class RankedQueue[T](dict[str, T]):
     def add(self, key: str, rank: Rank, item: T) -> None:
         """Add an item; its key and its rank are not in use."""
         self[key], self._ranks[key] = item, rank
+        self.num_added += 1
         if len(self._heap) > 2 * len(self) + _SPARE_ENTRIES:
             self._heap = [(known, name) for name, known in self._ranks.items()]
             heapq.heapify(self._heap)

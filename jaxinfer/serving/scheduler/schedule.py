@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from jaxinfer.model.adapters.adapter import Adapter
 from jaxinfer.serving.requests.request import Request
 
 
@@ -83,6 +84,7 @@ class Schedule:
             block may be given away again by the next schedule's `swap_out`.
         block_copies: pairs (device block to read, device block to write): of each fork the
             prompt's last block, if that is not full. No block is in both places.
+        adapter_loads: pairs (slot, adapter) to write to the device before all else.
         preempted: requests that lost their blocks to ones of lower rank in this step.
         admitted: requests that began or resumed running in it.
         num_tokens: tokens fed in total, without drafts; of a multi-step decode, by its first inner
@@ -107,6 +109,7 @@ class Schedule:
     swap_out: list[tuple[int, int]] = field(default_factory=list)
     swap_in: list[tuple[int, int]] = field(default_factory=list)
     block_copies: list[tuple[int, int]] = field(default_factory=list)
+    adapter_loads: list[tuple[int, Adapter]] = field(default_factory=list)
     preempted: list[Request] = field(default_factory=list)
     admitted: list[Request] = field(default_factory=list)
     num_tokens: int = 0

@@ -8,6 +8,8 @@ from jaxinfer.errors import CapacityError
 from jaxinfer.serving.requests.draft_record import DraftCounts
 from jaxinfer.serving.requests.request import NO_LIMITS, Request
 from jaxinfer.serving.requests.stopping import set_limits
+from jaxinfer.serving.scheduler.adapters.admission import AdapterAdmission
+from jaxinfer.serving.scheduler.admission import Admission
 from jaxinfer.serving.scheduler.block_pool import BlockPool
 from jaxinfer.serving.scheduler.forced_tokens import append_forced
 from jaxinfer.serving.scheduler.invariants import check_queues
@@ -58,6 +60,8 @@ class Scheduler:
         is_fair: a priority lets a request overtake a bounded number of others (`fair_urgency`), so
             that none starves.
         speculation: which steps are to have drafts.
+        num_adapter_slots: adapters that the devices hold at once; requests with others are passed
+            over. 0 in an engine without adapters.
 
     Raises:
         ValueError: for arguments out of range or in contradiction.
@@ -76,6 +80,7 @@ class Scheduler:
         is_fair: bool = False,
         multi_step: MultiStep = ONE_STEP,
         speculation: Speculation = NO_DRAFTS,
+        num_adapter_slots: int = 0,
     ) -> None:
         check_settings(
             max_num_seqs, max_num_batched_tokens, max_model_len, preemption_mode, num_host_blocks
@@ -92,7 +97,10 @@ class Scheduler:
             special.append(SpeculativePlanner(self._queues, speculation).plan)
         if multi_step.num_steps > 1:
             special.append(functools.partial(plan_multi_step, self._queues, multi_step))
-        planner = StepPlanner(self._queues, max_num_batched_tokens, special)
+        admission = Admission(self._queues)
+        if num_adapter_slots:
+            admission = AdapterAdmission(self._queues, num_adapter_slots)
+        planner = StepPlanner(self._queues, max_num_batched_tokens, special, admission)
         updates = StepUpdates(self._queues, self.eos_token_ids)
         requeueing = Requeueing(self._queues)
         self._updates = updates

@@ -20,6 +20,7 @@ class StepPlanner:
         max_num_batched_tokens: tokens in a step at most, at least the number of slots.
         special: ways to plan steps that may give several tokens of a row, tried in this order; each
             returns None where it has no step.
+        admission: admits waiting requests; None is the plain one.
     """
 
     def __init__(
@@ -27,11 +28,12 @@ class StepPlanner:
         queues: RequestQueues,
         max_num_batched_tokens: int,
         special: Sequence[Callable[[], Schedule | None]] = (),
+        admission: Admission | None = None,
     ) -> None:
         self.queues = queues
         self.max_num_batched_tokens = max_num_batched_tokens
         self._special = special
-        self._admission = Admission(queues)
+        self._admission = admission or Admission(queues)
 
     def schedule(self, max_tokens: int | None = None) -> Schedule | None:
         """Plan the next step and move every counter past it, as if it were launched.

@@ -9,6 +9,7 @@ import jax
 from jax.sharding import Mesh
 
 from jaxinfer.config import EngineConfig
+from jaxinfer.model.adapters.device_slots import ADAPTERS, describe_slots, empty_slots
 from jaxinfer.model.architecture import activation_dtype
 from jaxinfer.model.config import ModelConfig
 from jaxinfer.model.draft_head.files import DraftHead
@@ -96,6 +97,7 @@ def start_engine(
         is_fair=config.scheduling_policy == "fair",
         multi_step=runner.multi_step,
         speculation=runner.speculation,
+        num_adapter_slots=config.max_loras if config.enable_lora else 0,
     )
     tokens = arrival_tokens(runner.report.platform, config.max_num_seqs)
     engine = Engine(
@@ -133,6 +135,16 @@ def start_runner(
         beside = load_draft_head(head, activation_dtype(wanted), mesh)
         placed = {**placed, DRAFT_HEAD: beside}
         wanted[DRAFT_HEAD] = jax.tree.map(_describe, beside)
+    if setup.config.enable_lora:
+        slots = describe_slots(
+            wanted,
+            setup.model_config,
+            activation_dtype(wanted),
+            num_slots=setup.config.max_loras,
+            ranks=setup.config.max_lora_rank,
+        )
+        placed = {**placed, ADAPTERS: empty_slots(slots)}
+        wanted[ADAPTERS] = slots
     plan = plan_engine(
         wanted,
         setup.model_config,

@@ -168,6 +168,8 @@ def _load(config: EngineConfig, source: ModelSource, group: ProcessGroup | None)
             f"data_parallel_size is {len(meshes)}, but replicas run in one process and here are "
             f"{group.num_processes}; raise tensor_parallel_size, or start an engine for each host"
         )
+    if group is not None and config.enable_lora:
+        raise ValueError("enable_lora needs an engine in one process; leave it out")
     num_groups = num_expert_groups(mesh, rules)
     check_divisible(model_config, tensor_parallel_size(mesh, rules), num_groups)
     say(config, announce_devices(mesh, group))

@@ -47,6 +47,11 @@ def read_model_config(
             f"expert_statistics counts the tokens of experts, and this {model_config.model_type} "
             "model has none; leave it out"
         )
+    if config.enable_lora and has_experts:
+        raise ValueError(
+            "enable_lora adapts dense layers, and this model's are experts; leave it out, or merge "
+            "the adapter into the weights"
+        )
     longest = model_config.max_context_length
     if config.max_model_len is not None and config.max_model_len > longest:
         raise ValueError(

@@ -30,6 +30,7 @@ from jaxinfer.serving.compile.compilation import CompilationCounter, CompiledPro
 from jaxinfer.serving.compile.eager import EagerProgram, check_eager
 from jaxinfer.serving.compile.jax_settings import check_matmul_precision
 from jaxinfer.serving.compile.lowering import Lowering, start_lowering
+from jaxinfer.serving.programs.adapted_layers import AdaptedLayers
 from jaxinfer.serving.programs.buckets import Buckets
 from jaxinfer.serving.programs.choose_buckets import choose_buckets, for_pooling
 from jaxinfer.serving.programs.counted_experts import CountedExperts
@@ -51,6 +52,7 @@ from jaxinfer.serving.programs.speculative.watched_layers import WatchedLayers
 from jaxinfer.serving.programs.steps import EVERY_LAYER, StepContext
 from jaxinfer.serving.runner.engine_plan import EnginePlan
 from jaxinfer.serving.sampling.sampler import CustomSampler, LogitsProcessor
+from jaxinfer.serving.slots.adapter_datum import SLOT_OF_TOKEN
 from jaxinfer.serving.startup import memory
 from jaxinfer.startup_report import StartupReport
 
@@ -121,7 +123,7 @@ def plan_engine(
         engine_config.logprobs_mode,
         engine_config.kv_cache_dtype,
     )
-    context = replace(context, loop=_layer_loop(model_config, engine_config, draft_head))
+    context = replace(context, loop=_layer_loop(context, engine_config, draft_head))
     # As few blocks as possible until their number is known: temporaries don't depend on it.
     samples = engine_config.runner == "generate"
     programs = Programs(context, params, 2, engine_config.max_num_seqs + 1, samples=samples)
@@ -235,13 +237,15 @@ def _drafter(context: StepContext, config: EngineConfig, head: HeadConfig | None
 
 
 def _layer_loop(
-    model_config: ModelConfig, config: EngineConfig, draft_head: HeadConfig | None
+    context: StepContext, config: EngineConfig, draft_head: HeadConfig | None
 ) -> LayerLoop:
     """What passes tokens through the layers, with what is kept beside."""
+    if config.enable_lora:  # excludes drafts and experts
+        return AdaptedLayers(config.max_loras, config.max_lora_rank, context.kernels)
     loop: LayerLoop = EVERY_LAYER
-    drafts, experts = config.speculative_config, model_config.experts
+    drafts, experts = config.speculative_config, context.config.experts
     if config.expert_statistics and experts is not None:
-        layers = experts.layers(model_config.num_hidden_layers)
+        layers = experts.layers(context.config.num_hidden_layers)
         loop = CountedExperts(len(layers), experts.num_experts)
     if drafts is not None and draft_head is not None:
         loop = WatchedLayers(HEADS[drafts.method].pages(draft_head), loop)
@@ -250,6 +254,8 @@ def _layer_loop(
 
 def _shapes(config: EngineConfig, **sizes: Any) -> Buckets:
     buckets = choose_buckets(**sizes)
+    if config.enable_lora:
+        buckets = replace(buckets, extra=(SLOT_OF_TOKEN,))
     return for_pooling(buckets, sizes["platform"]) if config.runner == "pooling" else buckets
 
 

@@ -14,6 +14,11 @@ class ConversationBody(Protocol):
     """The fields that every request for the next turn of a conversation has."""
 
     @property
+    def model(self) -> str | None:
+        """A served name, or an adapter's."""
+        ...
+
+    @property
     def chat_template_kwargs(self) -> dict[str, Any] | None:
         """Names for the chat template."""
         ...
@@ -87,6 +92,7 @@ async def conversation_job(
         priority=body.priority or 0,
         grammar_field="tools" if has_calls else body.grammar_field,
         answer=plan.format(state),
+        adapter=front.adapter_of(body.model),
     )
 
 

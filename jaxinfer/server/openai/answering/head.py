@@ -15,12 +15,12 @@ def new_id(prefix: str) -> str:
     return f"{prefix}-{uuid.uuid4().hex}"
 
 
-def head(kind: str, prefix: str, front: Front) -> dict[str, Any]:
+def head(kind: str, prefix: str, front: Front, adapter: str | None = None) -> dict[str, Any]:
     """The fields at the head of every answer and every chunk of one."""
     return {
         "id": new_id(prefix),
         "object": kind,
         "created": int(time.time()),
-        "model": front.settings.model_name,
+        "model": adapter or front.settings.model_name,
         "system_fingerprint": FINGERPRINT,
     }

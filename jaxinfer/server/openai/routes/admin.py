@@ -9,8 +9,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from jaxinfer.server.openai.answering.json_answer import json_answer
-from jaxinfer.server.openai.errors import ApiError, ErrorAnswer, client_errors
+from jaxinfer.server.openai.errors import ApiError, ErrorAnswer, client_errors, invalid
 from jaxinfer.server.openai.front import Front, front_of
+from jaxinfer.server.openai.protocol.adapters import LoadAdapterBody, UnloadAdapterBody
 from jaxinfer.server.openai.protocol.answers import Status
 from jaxinfer.server.openai.route import ApiRoute
 
@@ -96,6 +97,27 @@ async def stop_profile(request: Request) -> Response:
     return await _conflicts(front_of(request).engine.stop_profile)
 
 
+@router.post("/v1/load_lora_adapter", response_model=None, responses=_DONE)
+async def load_lora_adapter(body: LoadAdapterBody, request: Request) -> Response:
+    """Load a LoRA adapter, whose name requests may then give as their model."""
+    front, name = front_of(request), body.lora_name
+    if name in front.settings.served_model_names:
+        raise invalid(f"lora_name: {name!r} is the model's own name", "lora_name")
+    replaces = bool(body.load_inplace) and name in front.adapters
+    call = "update_adapter" if replaces else "load_adapter"
+    return await _call(front, call, name=name, source=body.lora_path)
+
+
+@router.post("/v1/unload_lora_adapter", response_model=None, responses=_DONE)
+async def unload_lora_adapter(body: UnloadAdapterBody, request: Request) -> Response:
+    """Forget a LoRA adapter; requests that run with it go on."""
+    front = front_of(request)
+    if body.lora_name not in front.adapters:
+        why = f"no adapter {body.lora_name[:100]!r} is loaded"
+        raise ApiError(404, why, param="lora_name", code="adapter_not_found")
+    return await _call(front, "unload_adapter", name=body.lora_name)
+
+
 async def _fact(front: Front, name: str) -> bool:
     """An engine's value, by a property or a method."""
     value = getattr(front.engine, name, False)
@@ -111,7 +133,7 @@ async def _conflicts(work: Callable[[], Awaitable[None]]) -> Response:
     return json_answer({"status": "ok"})
 
 
-async def _call(front: Front, name: str, **arguments: Any) -> Response:
+async def _call(front: Front, name: str, /, **arguments: Any) -> Response:
     """Call a method that not every engine has."""
     method = getattr(front.engine, name, None)
     if method is None:

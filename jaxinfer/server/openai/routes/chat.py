@@ -36,11 +36,11 @@ router = APIRouter(route_class=ApiRoute)
 async def chat(body: ChatBody, request: Request) -> Response:
     """Answer a conversation."""
     front = front_of(request)
-    front.check_model(body.model)
+    front.check_model(body.model, adapts=True)
     body.check_together()
     plan = plan_answer(front, body.function_tools, body.tool_choice, body.parallel_tool_calls)
     kind = "chat.completion.chunk" if body.stream else "chat.completion"
-    begin = head(kind, "chatcmpl", front)
+    begin = head(kind, "chatcmpl", front, front.adapter_of(body.model))
     params = _params(body, front)
     job = await conversation_job(
         body,

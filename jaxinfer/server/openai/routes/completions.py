@@ -40,12 +40,12 @@ router = APIRouter(route_class=ApiRoute)
 async def complete(body: CompletionBody, request: Request) -> Response:
     """Continue prompts."""
     front = front_of(request)
-    front.check_model(body.model)
+    front.check_model(body.model, adapts=True)
     body.check_together()
     params = _params(body, front)
     if (choices := params.n * len(body.prompts)) > MAX_CHOICES:
         raise invalid(f"n times the prompts is {choices}; ask for {MAX_CHOICES} at most", "n")
-    begin = head("text_completion", "cmpl", front)
+    begin = head("text_completion", "cmpl", front, front.adapter_of(body.model))
     outputs = await front.start(await _jobs(body, params, begin["id"], front))
     writers = _writers(body, params, front)
     if body.stream:
@@ -105,6 +105,7 @@ async def _jobs(
             priority=body.priority or 0,
             prefill_only=prefill_only,
             grammar_field=body.grammar_field,
+            adapter=front.adapter_of(body.model),
         )
         for i, prompt in enumerate(prompts)
     ]

@@ -40,7 +40,7 @@ _NAMES = {"max_tokens": "max_output_tokens", "messages": "input"}
 async def respond(body: ResponsesBody, request: Request) -> Response:
     """Answer a text or a conversation."""
     front = front_of(request)
-    front.check_model(body.model)
+    front.check_model(body.model, adapts=True)
     body.check_together()
     plan = plan_answer(front, body.tools or (), body.tool_choice, body.parallel_tool_calls)
     with client_errors(ResponsesBody.model_fields, lambda word: _NAMES.get(word, word)):
@@ -108,7 +108,7 @@ def _in_progress(body: ResponsesBody, params: SamplingParams, front: Front) -> R
         "instructions": body.instructions,
         "max_output_tokens": body.max_output_tokens,
         "metadata": body.metadata or {},
-        "model": front.settings.model_name,
+        "model": front.adapter_of(body.model) or front.settings.model_name,
         "output": [],
         "parallel_tool_calls": body.parallel_tool_calls is not False,
         "previous_response_id": None,

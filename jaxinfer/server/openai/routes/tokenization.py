@@ -23,7 +23,7 @@ info_router = APIRouter(route_class=ApiRoute)
 async def tokenize(body: TokenizeBody, request: Request) -> Response:
     """Token ids of a text or a conversation, also of one that is longer than the model takes."""
     front = front_of(request)
-    front.check_model(body.model)
+    front.check_model(body.model, adapts=True)
     body.check_together()
     tokenizer = front.prompts.tokenizer
     text, special = await _text(body, front)
@@ -50,7 +50,7 @@ async def tokenize(body: TokenizeBody, request: Request) -> Response:
 async def detokenize(body: DetokenizeBody, request: Request) -> Response:
     """The text of token ids, special ones included."""
     front = front_of(request)
-    front.check_model(body.model)
+    front.check_model(body.model, adapts=True)
     tokenizer = front.prompts.tokenizer
     limit = front.engine.model_config.vocab_size
     if (largest := max(body.tokens, default=0)) >= limit:

@@ -12,6 +12,7 @@ from jaxinfer.serving.programs.kinds.sampled_decode import SampledDecodeKind
 from jaxinfer.serving.programs.kinds.sampler import SamplerKind
 from jaxinfer.serving.programs.kinds.set_edits import SetEditsKind, SetMasksKind
 from jaxinfer.serving.programs.kinds.speculative_decode import SpeculativeDecodeKind, WriteTextsKind
+from jaxinfer.serving.programs.kinds.write_adapter import WriteAdapterKind
 
 KINDS: dict[type, ProgramKind[Any]] = {
     kind.key_type: kind
@@ -28,6 +29,7 @@ KINDS: dict[type, ProgramKind[Any]] = {
         PromptLogprobsKind(),
         SwapKind(),
         CopyBlocksKind(),
+        WriteAdapterKind(),
     )
 }
 """All kinds by the class of their keys, the slowest to compile first."""

@@ -1,0 +1,207 @@
+"""The adapters that an engine's host has loaded, by name."""
+
+import threading
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxinfer.checks import show
+from jaxinfer.config import EngineConfig
+from jaxinfer.lora_request import LoRARequest
+from jaxinfer.model.adapters.adapter import Adapter
+from jaxinfer.model.adapters.names import is_transposed, paired
+from jaxinfer.model.adapters.peft_files import read_peft
+from jaxinfer.model.adapters.shape import AdapterShape, Matrices, Target
+from jaxinfer.model.architecture import activation_dtype
+from jaxinfer.rollouts.trees import leaves_by_path
+from jaxinfer.serving.requests.new_request import Prompt
+from jaxinfer.serving.startup.loading import Loaded
+
+
+class LoadedAdapters:
+    """Loaded adapters, by name; may be used from several threads.
+
+    Args:
+        shape: what adapters must fit; None in an engine without adapters, which refuses all.
+        most: adapters to keep; None keeps all.
+    """
+
+    def __init__(self, shape: AdapterShape | None, most: int | None) -> None:
+        self._shape, self._most = shape, most
+        self._loading = threading.Lock()  # held while files are read
+        self._lock = threading.Lock()
+        self._loaded: OrderedDict[str, Adapter] = OrderedDict()
+
+    @classmethod
+    def of(cls, config: EngineConfig, loaded: Loaded) -> "LoadedAdapters":
+        """None yet, for one engine."""
+        if not config.enable_lora:
+            return cls(None, None)
+        dtype = activation_dtype(loaded.replicas[0].runner.wanted_params)
+        shape = AdapterShape(loaded.model_config, dtype, config.max_lora_rank)
+        return cls(shape, config.max_cpu_loras)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of all loaded ones."""
+        with self._lock:
+            return tuple(sorted(self._loaded))
+
+    def load(self, name: str, source: Any, scale: float | None, *, replaces: bool) -> None:
+        """Load an adapter from a directory or a tree of arrays.
+
+        Args:
+            scale: what the product of a tree's matrices is multiplied by; None is 1.
+            replaces: whether one of that name is loaded and to be replaced, or not to be loaded.
+
+        Raises:
+            TypeError, ValueError, ModelLoadError: in one line; nothing has changed.
+        """
+        shape = self._needed_shape()
+        if not isinstance(name, str) or not name:
+            raise TypeError(f"an adapter's name must be a string, not empty, got {show(name)}")
+        path = source if isinstance(source, (str, Path)) else None
+        if path is not None and scale is not None:
+            raise ValueError("scale is of arrays; a directory's adapter_config.json has its own")
+        with self._loading:
+            with self._lock:
+                if replaces:
+                    self._known(name)
+                elif name in self._loaded:
+                    raise ValueError(
+                        f"adapter {show(name)} is loaded; replace it (update_adapter, "
+                        "load_inplace) or unload it"
+                    )
+            found = of_tree(source, 1.0 if scale is None else scale) if path is None else None
+            self._add(_build(shape, name, path, found))
+
+    def unload(self, name: str) -> None:
+        """Forget an adapter; requests that have it end with it.
+
+        Raises:
+            ValueError: none of that name is loaded.
+        """
+        self._needed_shape()
+        with self._lock:
+            self._known(name)
+            del self._loaded[name]
+
+    def adapted(self, prompts: Sequence[Prompt], given: Any) -> list[Prompt]:
+        """Prompts with the adapters that a call asks for.
+
+        Args:
+            given: as of `find`, for all prompts, or a sequence with one for each.
+
+        Raises:
+            TypeError, ValueError, ModelLoadError: as `find`; or the numbers differ.
+        """
+        if not isinstance(given, Sequence) or isinstance(given, str):
+            adapter = self.find(given)
+            return [replace(prompt, adapter=adapter) for prompt in prompts]
+        if len(given) != len(prompts):
+            raise ValueError(
+                f"lora_request has {len(given)} entries for a call of {len(prompts)}; give one for "
+                "each prompt"
+            )
+        pairs = zip(prompts, map(self.find, given), strict=True)
+        return [replace(prompt, adapter=adapter) for prompt, adapter in pairs]
+
+    def find(self, given: Any) -> Adapter | None:
+        """The adapter that a request asks for, loaded from its directory if it isn't.
+
+        Args:
+            given: a `LoRARequest`, the name of a loaded one, or None.
+
+        Raises:
+            TypeError: it is none of these.
+            ValueError, ModelLoadError: it can't be loaded, or no such name is.
+        """
+        if given is None:
+            return None
+        if not isinstance(given, (LoRARequest, str)):
+            kind = type(given).__name__
+            raise TypeError(f"lora_request must be a LoRARequest or a loaded name, got {kind}")
+        shape = self._needed_shape()
+        if isinstance(given, str):
+            with self._lock:
+                self._loaded.move_to_end(self._known(given).name)
+                return self._loaded[given]
+        name, path = given.lora_name, given.lora_path
+        with self._loading:
+            with self._lock:
+                found = self._loaded.get(name)
+                if found is not None:
+                    self._loaded.move_to_end(name)
+            if found is None or given.load_inplace:
+                found = _build(shape, name, path, None)
+                self._add(found)
+        if found.path not in (None, path):
+            raise ValueError(
+                f"adapter {show(name)} was loaded from {found.path}, not {path}; take another "
+                "name, or load_inplace=True"
+            )
+        return found
+
+    def _needed_shape(self) -> AdapterShape:
+        if self._shape is None:
+            raise ValueError("adapters need an engine with enable_lora=True")
+        return self._shape
+
+    def _known(self, name: Any) -> Adapter:
+        if name not in self._loaded:
+            known = ", ".join(sorted(self._loaded)) or "none"
+            raise ValueError(f"no adapter {show(name)} is loaded; loaded are: {known}")
+        return self._loaded[name]
+
+    def _add(self, adapter: Adapter) -> None:
+        with self._lock:
+            is_new = adapter.name not in self._loaded
+            if is_new and self._most is not None and len(self._loaded) >= self._most:
+                from_files = (each for each in self._loaded.values() if each.path is not None)
+                if (oldest := next(from_files, None)) is None:
+                    raise ValueError(
+                        f"max_cpu_loras={self._most} adapters are loaded, all from arrays; unload "
+                        "one"
+                    )
+                del self._loaded[oldest.name]
+            self._loaded[adapter.name] = adapter
+
+
+def of_tree(tree: Any, scale: float) -> dict[Target, Matrices]:
+    """The matrices of a trainer's tree, PEFT's names or those of tunix and qwix.
+
+    Raises:
+        TypeError: it is no tree.
+        ValueError: a leaf is none of LoRA; names it.
+    """
+    if isinstance(scale, bool) or not isinstance(scale, (int, float)):
+        raise TypeError(f"scale must be a number, got {show(scale)}")
+    leaves = leaves_by_path(tree)
+    pairs = paired(leaves)
+    on_host = jax.device_get({name: leaves[name] for pair in pairs.values() for name in pair})
+    return {
+        target: Matrices(_matrix(name_a, on_host, 0), _matrix(name_b, on_host, 1), float(scale))
+        for target, (name_a, name_b) in pairs.items()
+    }
+
+
+def _matrix(name: str, leaves: Mapping[str, Any], rank_axis: int) -> np.ndarray:
+    """A leaf as ``[r, I]`` or ``[O, r]``, with its rank on the given axis."""
+    array = np.asarray(leaves[name])
+    if not is_transposed(name) or array.ndim < 2:
+        return array
+    if rank_axis == 0:  # [inputs..., r]
+        return array.reshape(-1, array.shape[-1]).T
+    return array.reshape(array.shape[0], -1).T  # [r, outputs...]
+
+
+def _build(
+    shape: AdapterShape, name: str, path: str | Path | None, found: Mapping[Target, Matrices] | None
+) -> Adapter:
+    matrices = read_peft(Path(path).expanduser()) if found is None and path else found
+    return shape.adapter(name, None if path is None else str(path), matrices or {})

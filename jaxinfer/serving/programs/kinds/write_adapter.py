@@ -1,0 +1,64 @@
+"""The program that writes one layer of a LoRA adapter to a slot."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxinfer.model.adapters.adapter import Adapter
+from jaxinfer.model.adapters.device_slots import ADAPTERS, describe_one, write_slot
+from jaxinfer.serving.programs.adapted_layers import AdaptedLayers
+from jaxinfer.serving.programs.buckets import Buckets
+from jaxinfer.serving.programs.kinds.kind import ProgramKind
+from jaxinfer.serving.programs.programs import Program, Programs
+from jaxinfer.serving.programs.upload import upload
+from jaxinfer.serving.slots.adapter_datum import SLOT_OF_TOKEN
+
+
+@dataclass(frozen=True)
+class WriteAdapterKey:
+    """The key of the program that writes a layer of an adapter: all layers have the same shapes."""
+
+
+class WriteAdapterKind(ProgramKind[WriteAdapterKey]):
+    """The program that writes adapters, of engines that have some; not warmed up."""
+
+    key_type = WriteAdapterKey
+    uses_pages = False
+    is_slow_to_trace = False
+
+    def keys(self, buckets: Buckets, *, swaps: bool) -> Sequence[WriteAdapterKey]:
+        """One key where steps read adapters."""
+        return [WriteAdapterKey()] if SLOT_OF_TOKEN in buckets.extra else []
+
+    def program(self, programs: Programs, key: WriteAdapterKey) -> Program:
+        """The program of `device_slots.write_slot`; it donates nothing, for steps read the old."""
+        layer = programs.params[ADAPTERS]["0"]
+        loop = programs.context.loop
+        assert isinstance(loop, AdaptedLayers)
+        arguments = (layer, programs.whole(()), describe_one(layer, loop.ranks))
+        return programs.sharded("write_adapter", write_slot, arguments, layer, donate=())
+
+
+def write_adapter(
+    params: Mapping[str, Any],
+    slot: int,
+    adapter: Adapter,
+    program: Callable[[Any], Callable[..., Any]],
+    whole: jax.sharding.Sharding,
+) -> None:
+    """Write an adapter to a slot, layer by layer; steps in flight keep what they were given.
+
+    Args:
+        params: their part `ADAPTERS` gets the new arrays.
+        slot: which.
+        program: of a `WriteAdapterKey`.
+        whole: the sharding of arrays that every device holds whole.
+    """
+    layers, write = params[ADAPTERS], program(WriteAdapterKey())
+    where = upload(np.array(slot, np.int32), whole)
+    for index, layer in layers.items():
+        shardings = jax.tree.map(lambda leaf: leaf.sharding, layer)
+        layers[index] = write(layer, where, jax.device_put(adapter.layers[index], shardings))

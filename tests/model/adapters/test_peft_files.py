@@ -1,0 +1,149 @@
+"""PEFT's directories: scales by pattern, and what is refused, by key."""
+
+import math
+import re
+
+import jax
+import numpy as np
+import pytest
+
+from jaxinfer.errors import ModelLoadError
+from jaxinfer.model.adapters.names import paired
+from jaxinfer.model.adapters.peft_files import read_peft
+from jaxinfer.model.adapters.shape import AdapterShape, Matrices, Target
+from tests.serving.adapters.small_adapters import matrices, save_peft, tree
+from tests.serving.small_llm import CONFIG
+
+SHAPE = AdapterShape(CONFIG, np.float32, 8)
+
+
+def test_matrices_and_scales_are_those_of_the_files(tmp_path):
+    wanted = matrices(0)
+    found = read_peft(tmp_path) if save_peft(tmp_path, tree(wanted), lora_alpha=6) else {}
+    assert found.keys() == wanted.keys()
+    for target, each in found.items():
+        np.testing.assert_array_equal(each.a, wanted[target].a)
+        np.testing.assert_array_equal(each.b, wanted[target].b)
+        assert each.scale == 6 / 4
+
+
+def test_patterns_of_rank_and_alpha_are_honoured_as_peft_does(tmp_path):
+    wanted = matrices(0, names=("q_proj", "k_proj")) | matrices(1, 2, names=("v_proj", "up_proj"))
+    ranks = {"v_proj": 2, r".*\.mlp\.up_proj": 2}
+    alphas = {"layers.1.self_attn.q_proj": 12, "v_proj": 3}
+    save_peft(tmp_path, tree(wanted), rank_pattern=ranks, alpha_pattern=alphas, use_rslora=False)
+    scales = {str(target): each.scale for target, each in read_peft(tmp_path).items()}
+    assert scales["layers.0.self_attn.q_proj"] == 2 / 4
+    assert scales["layers.1.self_attn.q_proj"] == 12 / 4
+    assert scales["layers.0.self_attn.v_proj"] == 3 / 2
+    assert scales["layers.0.mlp.up_proj"] == 2 / 2
+    save_peft(tmp_path, tree(wanted), rank_pattern=ranks, alpha_pattern=alphas, use_rslora=True)
+    scales = {str(target): each.scale for target, each in read_peft(tmp_path).items()}
+    assert scales["layers.1.self_attn.q_proj"] == 12 / math.sqrt(4)
+    assert scales["layers.0.self_attn.v_proj"] == 3 / math.sqrt(2)
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"use_dora": True}, "use_dora is True"),
+        ({"bias": "all"}, "bias is 'all'"),
+        ({"lora_bias": True}, "lora_bias is True"),
+        ({"modules_to_save": ["lm_head"]}, r"modules_to_save is \['lm_head'\]"),
+        ({"target_parameters": ["w"]}, "target_parameters is"),
+        ({"fan_in_fan_out": True}, "fan_in_fan_out is True"),
+        ({"peft_type": "LOHA"}, "peft_type is 'LOHA'; only LORA"),
+        ({"init_lora_weights": "pissa_niter_4"}, "init_lora_weights is 'pissa_niter_4'"),
+        ({"r": "8"}, "r must be a number above 0"),
+        ({"lora_alpha": None}, "lora_alpha must be a number above 0"),
+        ({"rank_pattern": {"q_proj": 0}}, "rank_pattern must be an object of numbers"),
+        ({"r": 8}, "layers.0.self_attn.q_proj has rank 4, and adapter_config.json says 8"),
+    ],
+)
+def test_what_is_not_supported_is_refused_by_its_key(tmp_path, config, message):
+    save_peft(tmp_path, tree(matrices(0)), **config)
+    with pytest.raises(ModelLoadError, match=message) as error:
+        read_peft(tmp_path)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "base_model.model.model.layers.0.self_attn.q_proj.lora_magnitude_vector",
+        "base_model.model.model.embed_tokens.lora_embedding_A",
+        "base_model.model.lm_head.lora_A.weight",
+        "base_model.model.model.layers.0.self_attn.q_proj.lora_B.bias",
+        "base_model.model.model.layers.0.mlp.experts.0.up_proj.lora_A.weight",
+    ],
+)
+def test_tensors_that_are_no_matrices_of_projections_are_refused_by_name(tmp_path, name):
+    save_peft(tmp_path, tree(matrices(0)) | {name: np.zeros((4, 4), np.float32)})
+    with pytest.raises(ModelLoadError, match=re.escape(name)):
+        read_peft(tmp_path)
+
+
+def test_missing_and_broken_files_are_named(tmp_path):
+    with pytest.raises(ModelLoadError, match=r"adapter_config\.json"):
+        read_peft(tmp_path)
+    save_peft(tmp_path, tree(matrices(0)))
+    (tmp_path / "adapter_model.safetensors").rename(tmp_path / "adapter_model.bin")
+    with pytest.raises(ModelLoadError, match=r"adapter_model\.bin alone"):
+        read_peft(tmp_path)
+    (tmp_path / "adapter_model.safetensors").write_bytes(b"nothing")
+    with pytest.raises(ModelLoadError, match=r"adapter_model\.safetensors"):
+        read_peft(tmp_path)
+
+
+def test_a_matrix_without_its_other_is_named():
+    with pytest.raises(ValueError, match=r"layers\.3\.mlp\.up_proj has no matrix B"):
+        paired(["layers.3.mlp.up_proj.lora_A.weight"])
+
+
+def test_names_of_tunix_and_peft_mean_the_same():
+    names = ["layers.0.attn.q_proj.w_lora_a", "layers.0.attn.q_proj.w_lora_b"]
+    assert paired(names) == {Target(0, "self_attn", "q_proj"): tuple(names)}
+    names = ["layers.0.mlp.up_proj.kernel_lora_a", "layers.0.mlp.up_proj.kernel_lora_b"]
+    assert paired(names) == {Target(0, "mlp", "up_proj"): tuple(names)}
+    names = [f"model.layers.0.mlp.up_proj.lora_{each}.default" for each in "AB"]
+    assert paired(names) == {Target(0, "mlp", "up_proj"): tuple(names)}
+
+
+def test_ranks_are_padded_with_zeros_and_scaled():
+    target = Target(1, "self_attn", "o_proj")
+    (own,) = [each for at, each in matrices(0).items() if at == target]
+    layers = SHAPE.adapter("a", None, {target: own}).layers
+    assert layers.keys() == {str(i) for i in range(CONFIG.num_hidden_layers)}
+    padded = layers["1"]["self_attn"]["o_proj"]
+    np.testing.assert_array_equal(padded["a"][:4], own.a)
+    np.testing.assert_array_equal(padded["b"][:, :4], own.b * np.float32(own.scale))
+    assert not padded["a"][4:].any()
+    assert not padded["b"][:, 4:].any()
+    assert not any(leaf.any() for leaf in jax.tree.leaves(layers["0"]))
+
+
+@pytest.mark.parametrize(
+    ("target", "a", "b", "message"),
+    [
+        ((9, "mlp", "up_proj"), (4, 32), (64, 4), "another model's"),
+        ((0, "mlp", "qkv_proj"), (4, 32), (64, 4), "can't be adapted; what can: self_attn.q_proj"),
+        ((0, "mlp", "up_proj"), (4, 65), (64, 4), "65 inputs to 64 outputs"),
+        ((0, "mlp", "up_proj"), (4, 32), (64, 3), "are no pair"),
+        ((0, "mlp", "up_proj"), (4,), (64, 4), "are no pair"),
+    ],
+)
+def test_another_models_matrices_are_refused_by_projection(target, a, b, message):
+    found = {Target(*target): Matrices(np.zeros(a, np.float32), np.zeros(b, np.float32), 1.0)}
+    with pytest.raises(ValueError, match=message):
+        SHAPE.adapter("a", None, found)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "scale", "value"),
+    [(np.float32, 1.0, np.nan), (np.float32, np.inf, 1.0), (np.float16, 1e4, 100.0)],
+)
+def test_what_is_not_finite_in_the_engines_dtype_is_refused(dtype, scale, value):
+    target = Target(0, "mlp", "up_proj")
+    own = Matrices(np.ones((4, 32), np.float32), np.full((64, 4), value, np.float32), scale)
+    with pytest.raises(ValueError, match=r"layers\.0\.mlp\.up_proj holds NaN or infinity in float"):
+        AdapterShape(CONFIG, dtype, 8).adapter("a", None, {target: own})

@@ -1,0 +1,370 @@
+"""Requests with LoRA adapters: exact, apart in the prefix cache, and more of them than slots."""
+
+import asyncio
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from jaxinfer import LLM, BeamSearchParams, EngineConfig, LoRARequest, SamplingParams
+from jaxinfer.model.adapters.adapter import Adapter
+from jaxinfer.model.adapters.shape import AdapterShape
+from jaxinfer.serving.loaded_adapters import LoadedAdapters, of_tree
+from jaxinfer.serving.programs import token_parts
+from jaxinfer.serving.programs.kinds.write_adapter import WriteAdapterKey
+from jaxinfer.serving.programs.layout import DecodeShape, PrefillShape
+from jaxinfer.serving.programs.program_set import all_programs
+from jaxinfer.serving.runner import step_launcher
+from jaxinfer.serving.scheduler.adapters.slots import AdapterSlots
+from jaxinfer.serving.scheduler.block_pool import BlockPool
+from jaxinfer.serving.scheduler.scheduler import Scheduler
+from jaxinfer.serving.slots.adapter_datum import SLOT_OF_TOKEN
+from jaxinfer.testing import greedy_reference
+from tests.serving.adapters.small_adapters import matrices, merged, save_peft, tree
+from tests.serving.requests.host_request import host_request
+from tests.serving.small_llm import (
+    CONFIG,
+    GREEDY,
+    PROMPTS,
+    ids,
+    small_async_llm,
+    small_llm,
+    small_params,
+)
+
+LORA = {"enable_lora": True, "max_loras": 2, "max_lora_rank": 4}
+PROMPT = PROMPTS[2]
+
+
+@pytest.fixture(scope="module")
+def llm():
+    with small_llm(**LORA) as llm:
+        for seed in range(3):
+            llm.load_adapter(f"a{seed}", tree(matrices(seed)), scale=0.5)
+        yield llm
+
+
+def expected(seed):
+    """Greedy tokens with merged weights; of None without an adapter."""
+    params = small_params() if seed is None else merged(matrices(seed))
+    return greedy_reference(params, PROMPT, GREEDY.max_tokens, CONFIG)
+
+
+def logprobs_of(outputs):
+    return [output.outputs[0].logprobs for output in outputs]
+
+
+def test_a_batch_of_more_adapters_than_slots_equals_merged_weights(llm):
+    asked = ["a0", None, "a1", "a2"]
+    outputs = llm.generate([PROMPT] * 4, GREEDY, lora_request=asked)
+    assert ids(outputs) == [expected(seed) for seed in (0, None, 1, 2)]
+
+
+def test_log_probabilities_equal_those_of_merged_weights(llm):
+    params = SamplingParams(temperature=0.0, max_tokens=1, prompt_logprobs=0, ignore_eos=True)
+    (output,) = llm.generate([PROMPT], params, lora_request="a1")
+    with small_llm(params=merged(matrices(1))) as plain:
+        (other,) = plain.generate([PROMPT], params)
+    found, wanted = (
+        [each[token].logprob for each, token in zip(o.prompt_logprobs[1:], PROMPT[1:], strict=True)]
+        for o in (output, other)
+    )
+    np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-5)
+
+
+def test_rows_of_a_mixed_batch_equal_each_alone_bit_for_bit(llm):
+    params = SamplingParams(temperature=0.0, max_tokens=4, logprobs=3, ignore_eos=True)
+    asked = [*("a0", None, "a1"), "a0"]
+    prompts = [*PROMPTS, PROMPTS[0]]
+    together = llm.generate(prompts, params, lora_request=asked)
+    for prompt, adapter, output in zip(prompts, asked, together, strict=True):
+        llm.reset_prefix_cache()
+        (alone,) = llm.generate([prompt], params, lora_request=adapter)
+        assert logprobs_of([alone]) == logprobs_of([output])
+
+
+def test_cached_blocks_and_forks_are_of_one_adapter_and_version(llm):
+    prompt = list(range(1, 41))
+    base, *others = llm.generate([prompt] * 3, GREEDY, lora_request=[None, "a0", "a1"])
+    again = llm.generate([prompt] * 3, GREEDY, lora_request=[None, "a0", "a1"])
+    assert ids(again) == ids([base, *others])
+    assert len({tuple(each) for each in ids(again)}) == 3
+    assert [output.num_cached_tokens for output in again] == [32] * 3
+    llm.load_adapter("changing", tree(matrices(0)), scale=0.5)
+    (first,) = llm.generate([prompt], GREEDY, lora_request="changing")
+    assert first.num_cached_tokens == 0
+    llm.update_adapter("changing", tree(matrices(2)), scale=0.5)
+    (second,) = llm.generate([prompt], GREEDY, lora_request="changing")
+    assert second.num_cached_tokens == 0
+    wanted = greedy_reference(merged(matrices(2)), prompt, GREEDY.max_tokens, CONFIG)
+    assert ids([second]) == [wanted]
+    llm.unload_adapter("changing")
+
+
+def test_requests_keep_the_version_that_they_began_with(llm):
+    llm.load_adapter("moving", tree(matrices(0)), scale=0.5)
+    stream = llm.stream(PROMPT, GREEDY, lora_request="moving")
+    begun = list(next(stream).outputs[0].token_ids)
+    llm.update_adapter("moving", tree(matrices(1)), scale=0.5)
+    new = llm.generate([PROMPT], GREEDY, lora_request="moving")
+    llm.unload_adapter("moving")
+    for output in stream:
+        begun += output.outputs[0].token_ids
+    assert begun == expected(0)
+    assert ids(new) == [expected(1)]
+
+
+def test_many_adapters_load_and_unload_without_a_program_more(llm):
+    llm.generate([PROMPT], GREEDY, lora_request="a0")
+    scheduler = llm._loaded.replicas[0].scheduler
+    before = llm.num_compilations
+    for seed in range(12):
+        llm.load_adapter("passing", tree(matrices(3 + seed % 2)), scale=0.5)
+        outputs = llm.generate([PROMPT], GREEDY, lora_request="passing")
+        assert ids(outputs) == [expected(3 + seed % 2)]
+        llm.unload_adapter("passing")
+    assert llm.num_compilations == before
+    assert llm.adapters == ("a0", "a1", "a2")
+    scheduler.check_invariants()
+
+
+def test_samples_of_a_prompt_and_rollouts_have_its_adapter(llm):
+    params = SamplingParams(n=3, temperature=0.0, max_tokens=3, ignore_eos=True)
+    (output,) = llm.generate([PROMPT], params, lora_request="a1")
+    assert [each.token_ids for each in output.outputs] == [expected(1)[:3]] * 3
+    rollouts = llm.rollout([PROMPT], GREEDY, lora_request="a0")
+    assert rollouts.completion_ids[0].tolist() == expected(0)
+
+
+def test_beam_search_has_its_adapter(llm):
+    params = BeamSearchParams(beam_width=1, max_tokens=3, ignore_eos=True)
+    prompt = {"prompt_token_ids": PROMPT}
+    (output,) = llm.beam_search([prompt], params, lora_request="a1")
+    assert output.sequences[0].tokens[-3:] == expected(1)[:3]
+
+
+def test_tasks_of_an_event_loop_load_and_name_adapters():
+    async def tokens(engine, adapter):
+        prompt = {"prompt_token_ids": PROMPT}
+        outputs = [o async for o in engine.generate(prompt, GREEDY, lora_request=adapter)]
+        return outputs[-1].outputs[0].token_ids
+
+    async def main():
+        async with small_async_llm(**LORA) as engine:
+            await engine.load_adapter("a", tree(matrices(0)), scale=0.5)
+            found = await asyncio.gather(*(tokens(engine, name) for name in ("a", None)))
+            await engine.update_adapter("a", tree(matrices(1)), scale=0.5)
+            found.append(await tokens(engine, "a"))
+            assert engine.adapters == ("a",)
+            await engine.unload_adapter("a")
+            with pytest.raises(ValueError, match="no adapter 'a'"):
+                engine.generate(PROMPT, lora_request="a")
+            return found
+
+    assert asyncio.run(main()) == [expected(0), expected(None), expected(1)]
+
+
+def test_adapters_stay_while_weights_sleep_or_change(llm):
+    llm.generate([PROMPT], GREEDY, lora_request="a2")
+    llm.sleep(1)
+    llm.wake_up()
+    assert ids(llm.generate([PROMPT], GREEDY, lora_request="a2")) == [expected(2)]
+    llm.update_params(small_params())
+    assert ids(llm.generate([PROMPT], GREEDY, lora_request="a2")) == [expected(2)]
+
+
+def test_a_step_that_raises_is_run_again_with_its_adapters(llm, monkeypatch):
+    write, calls = step_launcher.write_adapter, []
+
+    def fail_once(*args):
+        calls.append(args)
+        if len(calls) == 1:
+            raise RuntimeError("the device is out of order")
+        write(*args)
+
+    monkeypatch.setattr(step_launcher, "write_adapter", fail_once)
+    llm.load_adapter("late", tree(matrices(5)), scale=0.5)
+    outputs = llm.generate([PROMPT] * 2, GREEDY, lora_request=["late", "a0"])
+    llm.unload_adapter("late")
+    assert ids(outputs) == [expected(5), expected(0)]
+
+
+def test_a_directory_of_peft_is_loaded_when_it_is_asked_for(llm, tmp_path):
+    path = save_peft(tmp_path / "one", tree(matrices(6)), lora_alpha=2)
+    request = LoRARequest("file", 1, path)
+    assert ids(llm.generate([PROMPT], GREEDY, lora_request=request)) == [expected(6)]
+    save_peft(tmp_path / "one", tree(matrices(7)), lora_alpha=2)
+    assert ids(llm.generate([PROMPT], GREEDY, lora_request=request)) == [expected(6)]
+    again = LoRARequest("file", 1, path, load_inplace=True)
+    assert ids(llm.generate([PROMPT], GREEDY, lora_request=again)) == [expected(7)]
+    other = LoRARequest("file", 1, str(tmp_path))
+    with pytest.raises(ValueError, match=r"adapter 'file' was loaded from .*one, not"):
+        llm.generate([PROMPT], GREEDY, lora_request=other)
+    llm.unload_adapter("file")
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda llm: llm.generate([PROMPT], lora_request="b"), "no adapter 'b' is loaded; loaded"),
+        (lambda llm: llm.generate([PROMPT], lora_request=["a0"] * 2), "2 entries for a call of 1"),
+        (lambda llm: llm.load_adapter("a0", tree(matrices(0))), "adapter 'a0' is loaded"),
+        (lambda llm: llm.update_adapter("b", tree(matrices(0))), "no adapter 'b'"),
+        (lambda llm: llm.unload_adapter("b"), "no adapter 'b'"),
+        (lambda llm: llm.load_adapter("b", tree(matrices(0, 5))), "rank 5, above max_lora_rank=4"),
+        (lambda llm: llm.load_adapter("b", {}), "changes no projection"),
+        (lambda llm: llm.load_adapter("b", tree(matrices(0)), scale=np.nan), "NaN or infinity"),
+        (lambda llm: llm.load_adapter("b", "/nowhere"), "/nowhere: no directory"),
+        (lambda llm: llm.load_adapter("b", "/nowhere", scale=2.0), "scale is of arrays"),
+    ],
+)
+def test_bad_input_is_refused_in_one_line(llm, call, message):
+    with pytest.raises(ValueError, match=message) as error:
+        call(llm)
+    assert "\n" not in str(error.value)
+    assert llm.adapters == ("a0", "a1", "a2")
+
+
+def test_wrong_types_are_named(llm):
+    with pytest.raises(TypeError, match="lora_request must be a LoRARequest or a loaded name"):
+        llm.generate([PROMPT], lora_request=3)
+    with pytest.raises(TypeError, match="an adapter's name must be a string"):
+        llm.load_adapter("", {})
+
+
+def test_an_engine_without_adapters_refuses_them():
+    with small_llm() as plain:
+        with pytest.raises(ValueError, match="enable_lora=True"):
+            plain.generate([PROMPT], lora_request="a0")
+        with pytest.raises(ValueError, match="enable_lora=True"):
+            plain.load_adapter("a0", {})
+
+
+def test_two_devices_compute_the_same_tokens(monkeypatch):
+    monkeypatch.setattr(token_parts, "_HALVED_TOKENS", 16)  # would be cut, but for adapters
+    monkeypatch.setattr(token_parts, "_TILE", 8)
+    with small_llm(**LORA, tensor_parallel_size=2) as llm:
+        for seed in range(2):
+            llm.load_adapter(f"a{seed}", tree(matrices(seed)), scale=0.5)
+        outputs = llm.generate([PROMPT] * 3, GREEDY, lora_request=["a0", None, "a1"])
+    assert ids(outputs) == [expected(0), expected(None), expected(1)]
+
+
+def test_only_engines_with_adapters_have_their_programs_and_data():
+    with small_llm() as plain, small_llm(**LORA) as adapted:
+        keys = [
+            set(all_programs(each._loaded.replicas[0].runner._buckets, swaps=False))
+            for each in (plain, adapted)
+        ]
+    assert WriteAdapterKey() not in keys[0]
+    assert keys[1] - {WriteAdapterKey()} == {_with_datum(key) for key in keys[0]}
+    assert len(keys[1]) == len(keys[0]) + 1
+
+
+def _with_datum(key):
+    """The key of the same program that also takes each token's slot."""
+    if isinstance(key, (PrefillShape, DecodeShape)):
+        return replace(key, extra=(SLOT_OF_TOKEN,))
+    shape = getattr(key, "shape", None)
+    return key if shape is None else replace(key, shape=_with_datum(shape))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"max_loras": 2}, "max_loras needs enable_lora=True"),
+        ({"enable_lora": True, "max_cpu_loras": 2}, "max_cpu_loras \\(2\\) must be at least"),
+        ({"enable_lora": True, "runner": "pooling"}, "enable_lora needs runner='generate'"),
+        (
+            {"enable_lora": True, "speculative_config": {"method": "ngram"}},
+            "enable_lora and speculative_config exclude each other",
+        ),
+    ],
+)
+def test_settings_that_contradict_each_other_are_refused(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        EngineConfig(**arguments)
+
+
+def test_adapters_of_experts_are_refused():
+    with pytest.raises(ValueError, match="enable_lora adapts dense layers"):
+        LLM("bundled-experts", enable_lora=True, show_progress=False)
+
+
+def test_the_host_keeps_as_many_as_it_is_told_to(tmp_path):
+    shape = AdapterShape(CONFIG, np.float32, 4)
+    loaded = LoadedAdapters(shape, 2)
+    paths = [save_peft(tmp_path / str(i), tree(matrices(i))) for i in range(3)]
+    first, second, third = (LoRARequest(f"a{i}", 1 + i, path) for i, path in enumerate(paths))
+    kept = loaded.find(first)
+    loaded.find(second)
+    assert loaded.find(first) is kept
+    loaded.find(third)
+    assert loaded.names == ("a0", "a2")
+    assert loaded.find(second) is not None
+    assert loaded.names == ("a1", "a2")
+    arrays = LoadedAdapters(shape, 1)
+    arrays.load("b", tree(matrices(0)), None, replaces=False)
+    with pytest.raises(ValueError, match="max_cpu_loras=1 adapters are loaded, all from arrays"):
+        arrays.find(first)
+    arrays.load("b", tree(matrices(1)), None, replaces=True)
+
+
+def test_trees_of_qwix_have_their_axes_turned():
+    target, own = next(iter(matrices(0).items()))
+    path = f"layers.{target.layer}.attn.{target.name}"
+    heads = own.b.T.reshape(4, CONFIG.num_attention_heads, -1)
+    found = of_tree({f"{path}.w_lora_a": own.a.T, f"{path}.w_lora_b": heads}, 0.5)
+    np.testing.assert_array_equal(found[target].a, own.a)
+    np.testing.assert_array_equal(found[target].b, own.b)
+
+
+def test_slots_are_given_away_least_recently_used_first():
+    slots = AdapterSlots(2)
+    a, b, c = (Adapter(name, i, None, {}) for i, name in enumerate("abc", 1))
+    assert slots.claim(a, {a}) == (0, True)
+    assert slots.claim(b, {a, b}) == (1, True)
+    assert slots.has_room(a, {a, b})
+    assert not slots.has_room(c, {a, b})
+    assert slots.claim(a, {a}) == (0, False)
+    assert slots.claim(c, {a, c}) == (1, True)
+    assert slots.claim(b, {b, c}) == (0, True)
+    slots.forget()
+    assert slots.claim(c, {c}) == (0, True)
+
+
+def _waiting(name, adapter):
+    request = host_request(name, [1, 2, 3], SamplingParams(temperature=0.0, max_tokens=4))
+    request.new = replace(request.new, prompt=replace(request.new.prompt, adapter=adapter))
+    return request
+
+
+def test_requests_without_a_slot_are_passed_over_and_keep_their_places():
+    a, b, c = (Adapter(name, i, None, {}) for i, name in enumerate("abc", 1))
+    scheduler = Scheduler(
+        BlockPool(64, 16, True),
+        max_num_seqs=8,
+        max_num_batched_tokens=64,
+        max_model_len=32,
+        num_adapter_slots=1,
+    )
+
+    def step():
+        schedule = scheduler.schedule()
+        for request in schedule.admitted:
+            yield request.request_id, request.adapter_slot
+        ends = [[5]] * len(schedule.rows)
+        scheduler.update(schedule, ends, [1] * len(schedule.rows), None)
+        scheduler.check_invariants()
+
+    for name, adapter in (("a0", a), ("b0", b), ("c0", c), ("x", None), ("a1", a), ("b1", b)):
+        scheduler.add(_waiting(name, adapter))
+    assert list(step()) == [("a0", 0), ("x", -1), ("a1", 0)]
+    assert list(step()) == []
+    scheduler.add(_waiting("a2", a))
+    assert list(step()) == [("a2", 0)]
+    for name in ("a0", "a1", "a2"):
+        assert list(step()) == []
+        scheduler.abort(name)
+    assert list(step()) == [("b0", 0), ("b1", 0)]
+    assert scheduler.num_waiting == 1
