@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from jaxinfer.beam_search import BeamSearchOutput, BeamSearchParams, BeamSearchSequence
+    from jaxinfer.capture import Capture
     from jaxinfer.config import EngineConfig
     from jaxinfer.decisions import Decision
     from jaxinfer.errors import (
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     )
     from jaxinfer.expert_statistics import ExpertStatistics
     from jaxinfer.inputs import TextPrompt, TokensPrompt
+    from jaxinfer.intervention import Intervention
     from jaxinfer.logprobs import ChosenLogprobs, Logprob
     from jaxinfer.model.architecture import abstract_params, init_params
     from jaxinfer.model.checkpoint.weights import load_params, save_params
@@ -69,6 +71,7 @@ __all__ = [
     "BeamSearchParams",
     "BeamSearchSequence",
     "CapacityError",
+    "Capture",
     "ChosenLogprobs",
     "CompletionOutput",
     "Counter",
@@ -84,6 +87,7 @@ __all__ = [
     "FinishCode",
     "Gauge",
     "Histogram",
+    "Intervention",
     "JaxinferError",
     "LogitsProcessor",
     "Logprob",
@@ -129,6 +133,7 @@ __all__ = [
 
 _NAMES_OF = {
     "beam_search": ("BeamSearchOutput", "BeamSearchParams", "BeamSearchSequence"),
+    "capture": ("Capture",),
     "config": ("EngineConfig",),
     "decisions": ("Decision",),
     "errors": (
@@ -145,6 +150,7 @@ _NAMES_OF = {
     ),
     "expert_statistics": ("ExpertStatistics",),
     "inputs": ("TextPrompt", "TokensPrompt"),
+    "intervention": ("Intervention",),
     "logprobs": ("ChosenLogprobs", "Logprob"),
     "model.architecture": ("abstract_params", "init_params"),
     "model.checkpoint.weights": ("load_params", "save_params"),

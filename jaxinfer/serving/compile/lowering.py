@@ -181,6 +181,8 @@ def _is_for_workers(programs: Programs, key: ProgramKey) -> bool:
     """True if a program is slow to trace and worker processes can trace it."""
     if programs.context.kernels.backend != "mosaic" or _runs_user_code(programs, key):
         return False
+    if programs.context.loop.runs_user_code:  # a local function can't be sent, nor a part of it
+        return False
     return kind_of(key).is_slow_to_trace
 
 
@@ -208,6 +210,6 @@ def _describe(device: Any) -> tuple[Any, ...]:
 
 def _runs_user_code(programs: Programs, key: ProgramKey) -> bool:
     """True if the program contains a user's function, whose changes can't be detected."""
-    context = programs.context
-    custom = context.logits_processor is not None or context.sampler is not None
-    return custom and kind_of(key).runs_user_code
+    context, kind = programs.context, kind_of(key)
+    samples = context.has_custom_functions and kind.runs_user_code
+    return samples or (context.loop.runs_user_code and kind.passes_layers)

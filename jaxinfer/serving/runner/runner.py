@@ -16,6 +16,7 @@ from jaxinfer.serving.programs import peer_buffers as peer_buffers
 from jaxinfer.serving.programs.buckets import MULTI_STEP_ROWS
 from jaxinfer.serving.programs.kinds.kind import ProgramKey
 from jaxinfer.serving.programs.kinds.speculative_decode import draft_sizes
+from jaxinfer.serving.programs.programs import Programs
 from jaxinfer.serving.programs.resident import Resident
 from jaxinfer.serving.requests.result import StepResult, unpack_step
 from jaxinfer.serving.runner import kv_cache
@@ -56,6 +57,7 @@ class Runner:
     Attributes:
         launcher: launches programs, in `launches`, and holds the arrays that they run on.
         before_free: is given the KV cache before its memory is freed, if there is one.
+        prepare: from a new KV cache, all zeros, makes the one that steps begin with.
         num_kv_blocks: P, block 0 included.
         num_host_blocks: blocks of host memory for swapping.
         compiles_ahead: whether `compile_all` is wanted before the first request.
@@ -125,10 +127,16 @@ class Runner:
         )
         self.span: EnterSpan = contextlib.nullcontext
         self.before_free: Callable[[Any], None] = lambda kv: None
+        self.prepare: Callable[[Any], Any] = lambda kv: kv
         self._peer_buffers: list[peer_buffers.PeerBuffers] = []
         self.compiles_ahead = config.compiles_ahead(plan.platform)
         if not self.compiles_ahead:
             self.reset_cache()
+
+    @property
+    def programs(self) -> Programs:
+        """The description of its programs."""
+        return self._programs
 
     @property
     def resident(self) -> Resident:
@@ -251,9 +259,10 @@ class Runner:
         fresh = [peer_buffers.allocate(peers) for peers in self._programs.peers]
         self._free_cache()
         disk = self._config.compilation_cache_dir
-        arrays = kv_cache.allocate(self._programs, disk)
+        kv, *others = kv_cache.allocate(self._programs, disk)
         self._peer_buffers, peers = fresh, tuple(each.peers for each in fresh)
-        self.launcher.resident = Resident(self.weights.params, self.weights.head, *arrays, peers)
+        arrays = (self.prepare(kv), *others, peers)
+        self.launcher.resident = Resident(self.weights.params, self.weights.head, *arrays)
         with self._watchdog.watching("the allocation of its KV cache"):
             jax.block_until_ready(self.resident.kv)
         self._allocate_s = time.perf_counter() - start

@@ -26,6 +26,7 @@ from jaxinfer.serving.sampling.sampler import CustomSampler, LogitsProcessor
 from jaxinfer.serving.scheduler.block_pool import BlockPool
 from jaxinfer.serving.scheduler.pacing import Pacing, arrival_tokens
 from jaxinfer.serving.scheduler.scheduler import Scheduler
+from jaxinfer.serving.startup.inspection import NO_INSPECTION, Inspection
 from jaxinfer.serving.startup.plan import plan_engine
 
 
@@ -46,6 +47,7 @@ class StartSettings:
         fewest: maps this process's number of KV blocks to the least of all processes.
         draft_head: the head that drafts; None without one.
         placed_experts: where experts lie that move between devices; None if none do.
+        inspection: what is read and changed of activations.
     """
 
     model_config: ModelConfig
@@ -60,6 +62,7 @@ class StartSettings:
     fewest: Callable[[int], int] = int
     draft_head: DraftHead | None = None
     placed_experts: PlacedExperts | None = None
+    inspection: Inspection = NO_INSPECTION
 
 
 def start_engine(
@@ -145,6 +148,7 @@ def start_runner(
         lowering=lowering,
         devices=devices,
         draft_head=None if head is None else head.config,
+        inspection=setup.inspection,
     )
     return Runner(
         placed,

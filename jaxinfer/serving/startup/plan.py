@@ -52,6 +52,7 @@ from jaxinfer.serving.programs.steps import EVERY_LAYER, StepContext
 from jaxinfer.serving.runner.engine_plan import EnginePlan
 from jaxinfer.serving.sampling.sampler import CustomSampler, LogitsProcessor
 from jaxinfer.serving.startup import memory
+from jaxinfer.serving.startup.inspection import NO_INSPECTION, Inspection
 from jaxinfer.startup_report import StartupReport
 
 # Autotuning takes time and changes only the products' scratch memory, for which XLA otherwise
@@ -75,6 +76,7 @@ def plan_engine(
     lowering: Lowering | None = None,
     devices: Sequence[Any] | None = None,
     draft_head: HeadConfig | None = None,
+    inspection: Inspection = NO_INSPECTION,
 ) -> EnginePlan:
     """Choose kernels and shapes and count the KV blocks; on a GPU this compiles some programs.
 
@@ -91,6 +93,7 @@ def plan_engine(
         lowering: shared with other replicas; None makes the engine's own.
         devices: all replicas' devices, which bound the blocks; the mesh's if None.
         draft_head: the head that drafts, whose parameters are among the others.
+        inspection: what is read and changed of activations.
 
     Raises:
         CapacityError: the cache can't hold one full-length request, or has more blocks than kernels
@@ -121,7 +124,8 @@ def plan_engine(
         engine_config.logprobs_mode,
         engine_config.kv_cache_dtype,
     )
-    context = replace(context, loop=_layer_loop(model_config, engine_config, draft_head))
+    plain = _layer_loop(model_config, engine_config, draft_head)
+    context = replace(context, loop=inspection.loop(plain, model_config, dtype))
     # As few blocks as possible until their number is known: temporaries don't depend on it.
     samples = engine_config.runner == "generate"
     programs = Programs(context, params, 2, engine_config.max_num_seqs + 1, samples=samples)
@@ -132,6 +136,7 @@ def plan_engine(
     shapes = functools.partial(
         _shapes,
         engine_config,
+        inspection,
         max_num_seqs=engine_config.max_num_seqs,
         max_num_batched_tokens=engine_config.token_budget(device.platform),
         block_size=engine_config.block_size,
@@ -159,7 +164,7 @@ def plan_engine(
             num_blocks=blocks,
             block_size=engine_config.block_size,
             max_model_len=max_model_len,
-            remedy=_remedy(engine_config, device.platform, max_model_len),
+            remedy=inspection.remedy(_remedy(engine_config, device.platform, max_model_len)),
         )
     except BaseException:
         first.close()
@@ -248,8 +253,8 @@ def _layer_loop(
     return loop
 
 
-def _shapes(config: EngineConfig, **sizes: Any) -> Buckets:
-    buckets = choose_buckets(**sizes)
+def _shapes(config: EngineConfig, inspection: Inspection, **sizes: Any) -> Buckets:
+    buckets = inspection.buckets(choose_buckets(**sizes))
     return for_pooling(buckets, sizes["platform"]) if config.runner == "pooling" else buckets
 
 

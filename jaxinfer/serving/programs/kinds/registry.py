@@ -8,6 +8,7 @@ from jaxinfer.serving.programs.kinds.decode import DecodeKind
 from jaxinfer.serving.programs.kinds.kind import ProgramKey, ProgramKind, StepKind
 from jaxinfer.serving.programs.kinds.prefill import PrefillKind
 from jaxinfer.serving.programs.kinds.prompt_logprobs import PromptLogprobsKind
+from jaxinfer.serving.programs.kinds.read_captured import ReadCapturedKind
 from jaxinfer.serving.programs.kinds.sampled_decode import SampledDecodeKind
 from jaxinfer.serving.programs.kinds.sampler import SamplerKind
 from jaxinfer.serving.programs.kinds.set_edits import SetEditsKind, SetMasksKind
@@ -28,6 +29,7 @@ KINDS: dict[type, ProgramKind[Any]] = {
         PromptLogprobsKind(),
         SwapKind(),
         CopyBlocksKind(),
+        ReadCapturedKind(),
     )
 }
 """All kinds by the class of their keys, the slowest to compile first."""
