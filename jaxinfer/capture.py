@@ -3,11 +3,11 @@
 import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, get_args, no_type_check
+from typing import Any, Literal, cast, get_args, no_type_check
 
 from jaxinfer.checks import show
 
-CapturedValue = Literal["residual", "logits"]
+CapturedValue = Literal["residual", "attention_out", "mlp_out", "logits"]
 CapturedTokens = Literal["prompt", "generated", "last", "all"]
 
 CAPTURED_VALUES: tuple[str, ...] = get_args(CapturedValue)
@@ -29,7 +29,8 @@ class Capture:
         layers: one index or several, from 0; of logits none.
         what: "residual", the residual stream behind a layer, which the next one reads (Hugging
             Face's ``hidden_states[i + 1]``, but for the last layer's, which is taken before the
-            final norm); or "logits", of the model itself, without any edit.
+            final norm); "attention_out" or "mlp_out", what the last product of a layer's attention
+            or MLP gives; or "logits", of the model itself, without any edit.
         tokens: those whose activations a request gets that says nothing else: of the "prompt", the
             "generated" ones, the prompt's "last", or "all".
 
@@ -56,12 +57,13 @@ class Capture:
             raise ValueError(f'capture: what="{self.what}" needs layers, such as layers=(0, 2)')
 
 
-def check_tokens(tokens: object) -> None:
-    """ValueError unless these are `CapturedTokens`."""
-    if tokens not in CAPTURED_TOKENS:
+def check_tokens(tokens: object) -> CapturedTokens:
+    """These as `CapturedTokens`; ValueError if they are none."""
+    if not isinstance(tokens, str) or tokens not in CAPTURED_TOKENS:
         raise ValueError(
             f"capture: tokens must be one of {', '.join(CAPTURED_TOKENS)}, got {show(tokens)}"
         )
+    return cast(CapturedTokens, tokens)
 
 
 def layer_indices(name: str, layers: Any) -> tuple[int, ...]:

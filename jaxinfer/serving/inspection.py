@@ -128,8 +128,7 @@ class EngineInspection:
                 "this engine captures nothing; make it with capture=Capture(layers=...)"
             )
         tokens = self._inspection.capture.tokens if given is True else given
-        check_tokens(tokens)
-        return tokens
+        return check_tokens(tokens)
 
     def _change(self, given: Any) -> bool:
         """Whether a request is changed."""

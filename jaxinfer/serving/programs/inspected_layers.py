@@ -5,9 +5,10 @@ or a block that was swapped brings it along. The state of changes lies behind it
 each leaf, to which steps add nothing.
 """
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -17,7 +18,9 @@ from jaxtyping import Array, Float, Int32
 
 from jaxinfer.intervention import InterventionFunction
 from jaxinfer.kernels.attention.kv_cache_spec import Tally
-from jaxinfer.kernels.matmul.op import ResidualStream
+from jaxinfer.kernels.collectives.tensor_axis import MeshAxes
+from jaxinfer.kernels.matmul.op import ResidualStream, linear_of, project
+from jaxinfer.kernels.rounding import rounded_add
 from jaxinfer.model.layer_kind import LayerKind
 from jaxinfer.model.layers import decoder
 from jaxinfer.model.layers.context import LayerStep, Params, Parts
@@ -71,6 +74,44 @@ class Change:
         return jax.vmap(lambda token: self.function(layer, token[None], state)[0])(stream)
 
 
+class _Tapped(NamedTuple):
+    """What a layer returns that is read inside: its pages, and what was read of each part."""
+
+    pages: Any
+    read: tuple[jax.Array, ...]
+
+
+@dataclass(frozen=True)
+class OutputOf:
+    """Which module's output is read inside a layer, static in a program.
+
+    It is computed once more from what the module's last product reads, beside the layer, which
+    stays as it is.
+
+    Attributes:
+        tap: the name by which a layer tells of that input.
+        module: in a layer's parameters.
+        linear: the last product, in the module's.
+        form: of a quantized model's products.
+        axis: over which the input is split; None where it is whole.
+    """
+
+    tap: str
+    module: str
+    linear: str
+    form: Any
+    axis: MeshAxes | None
+
+    def __call__(self, layer: Params, x: Float[Array, "T I"]) -> Float[Array, "T E"]:
+        """The output for an input, of which a device may have its share alone."""
+        module = layer[self.module]
+        output = project(x, linear_of(module, self.linear, self.form))
+        if self.axis is not None:
+            output = jax.lax.psum(output, self.axis)
+        bias = module.get(f"{self.linear}_bias")
+        return output if bias is None else rounded_add(output, bias)
+
+
 @dataclass(frozen=True)
 class InspectedLayers:
     """A `LayerLoop` that writes what leaves some layers into pages, and changes what leaves others.
@@ -79,14 +120,16 @@ class InspectedLayers:
     of these, and otherwise those alone that leave it.
 
     Attributes:
-        captured: indices of the layers whose residual stream is kept.
+        captured: indices of the layers whose activations are kept.
         width: E.
         change: None changes nothing.
+        inside: the module whose output is kept; None keeps the residual stream.
     """
 
     captured: tuple[int, ...]
     width: int
     change: Change | None = None
+    inside: OutputOf | None = None
     num_probed = 1 << 20  # the layers that are meant are there only if all are
 
     @property
@@ -106,8 +149,23 @@ class InspectedLayers:
         return (held,) * len(self.captured) + tuple(map(Tally, leaves))
 
     def layer(self, step: Callable[..., Any]) -> LayerStep:
-        """The function jitted, as it is: layers stay the same for all."""
-        return jax.jit(step)
+        """The function jitted: the same for all layers, also if few are read inside."""
+        if self.inside is None:
+            return jax.jit(step)
+        name = self.inside.tap
+
+        @functools.wraps(step)
+        def tapped(*args: Any) -> tuple[_Tapped, Any]:
+            read: list[jax.Array] = []
+
+            def tap(told: str, value: jax.Array) -> None:
+                if told == name:
+                    read.append(value)
+
+            pages, residuals = step(*args, tap=tap)
+            return _Tapped(pages, tuple(read)), residuals
+
+        return jax.jit(tapped)
 
     def __call__(
         self,
@@ -120,7 +178,7 @@ class InspectedLayers:
         whole: StepInputs,
         last_rows: jax.Array | None,
     ) -> tuple[tuple[Any, ...], jax.Array]:
-        """Every layer in turn, and then what was read of them."""
+        """Every layer in turn, and then the pages of what was read of them."""
         pages, beside = kv[: len(kinds)], kv[len(kinds) :]
         held, tallies = beside[: len(self.captured)], beside[len(self.captured) :]
         seen: dict[int, jax.Array] = {}
@@ -146,7 +204,7 @@ class InspectedLayers:
         """`step_of` with layers that change what leaves them, and put it into `seen`."""
 
         def opened_step_of(index: int, kind: LayerKind) -> LayerStep:
-            step = step_of(index, kind)
+            step = self._reading(step_of(index, kind), index, seen)
             if index not in self.opened:
                 return step
 
@@ -166,15 +224,33 @@ class InspectedLayers:
                             self.change(index, stream, part.of_tokens[INTERVENED.name], state)
                             for stream, part in zip(streams, tokens, strict=True)
                         ]
-                if index in self.captured:
-                    stream = streams[0] if len(streams) == 1 else jnp.concatenate(streams)
+                if index in self.captured and self.inside is None:
                     # Behind the barrier one array is kept, and not all that it is a sum of.
-                    seen[index] = jax.lax.optimization_barrier(stream)
+                    seen[index] = jax.lax.optimization_barrier(_joined(streams))
                 return written, list(map(_with_stream, behind, streams))
 
             return opened
 
         return opened_step_of
+
+    def _reading(self, step: LayerStep, index: int, seen: dict[int, jax.Array]) -> LayerStep:
+        """A layer's function that puts what is read inside into `seen`, and returns its pages."""
+        inside = self.inside
+        if inside is None:
+            return step
+
+        def reading(layer: Params, *args: Any) -> tuple[Any, Any]:
+            tapped, residuals = step(layer, *args)
+            if index in self.captured:
+                with jax.named_scope("capture"):
+                    seen[index] = inside(layer, _joined(tapped.read))
+            return tapped.pages, residuals
+
+        return reading
+
+
+def _joined(parts: Sequence[jax.Array]) -> jax.Array:
+    return parts[0] if len(parts) == 1 else jnp.concatenate(parts)
 
 
 def _with_stream(residual: ResidualStream, stream: jax.Array) -> ResidualStream:

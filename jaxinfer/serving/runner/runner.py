@@ -259,10 +259,10 @@ class Runner:
         fresh = [peer_buffers.allocate(peers) for peers in self._programs.peers]
         self._free_cache()
         disk = self._config.compilation_cache_dir
-        kv, *others = kv_cache.allocate(self._programs, disk)
+        arrays = kv_cache.allocate(self._programs, disk)
         self._peer_buffers, peers = fresh, tuple(each.peers for each in fresh)
-        arrays = (self.prepare(kv), *others, peers)
-        self.launcher.resident = Resident(self.weights.params, self.weights.head, *arrays)
+        fresh = Resident(self.weights.params, self.weights.head, *arrays, peers)
+        self.launcher.resident = fresh._replace(kv=self.prepare(fresh.kv))
         with self._watchdog.watching("the allocation of its KV cache"):
             jax.block_until_ready(self.resident.kv)
         self._allocate_s = time.perf_counter() - start

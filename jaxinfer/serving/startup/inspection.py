@@ -1,6 +1,7 @@
 """What a caller wants to read and change of an engine's activations, as its plan takes it."""
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -9,11 +10,18 @@ import jax.numpy as jnp
 from jaxinfer.capture import Capture, check_layers
 from jaxinfer.config import EngineConfig
 from jaxinfer.intervention import Intervention
+from jaxinfer.kernels.collectives.tensor_axis import MeshAxes
 from jaxinfer.model.config import ModelConfig
 from jaxinfer.serving.programs.buckets import Buckets
 from jaxinfer.serving.programs.inspected_buckets import inspected
-from jaxinfer.serving.programs.inspected_layers import INTERVENED, Change, InspectedLayers
+from jaxinfer.serving.programs.inspected_layers import INTERVENED, Change, InspectedLayers, OutputOf
 from jaxinfer.serving.programs.layer_loop import LayerLoop
+
+_MODULES: Mapping[str, tuple[str, str, str]] = {
+    "attention_out": ("attention", "self_attn", "o_proj"),
+    "mlp_out": ("mlp", "mlp", "down_proj"),
+}
+"""For what is read inside a layer, the tap, the module and its last product."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,14 +61,24 @@ class Inspection:
         for name, part in (("capture", self.capture), ("intervention", self.intervention)):
             if part is not None:
                 check_layers(name, _indices(part, model), model.num_hidden_layers)
+        if self.capture is not None and self.capture.what == "mlp_out":
+            experts = () if model.experts is None else model.experts.layers(model.num_hidden_layers)
+            if routed := sorted({*experts}.intersection(_indices(self.capture, model))):
+                raise ValueError(
+                    f"capture: the MLP of layer {routed[0]} is one of experts, whose output is not "
+                    'kept by itself; take what="residual" or "attention_out"'
+                )
 
-    def loop(self, plain: LayerLoop, model: ModelConfig, dtype: str) -> LayerLoop:
+    def loop(
+        self, plain: LayerLoop, model: ModelConfig, dtype: str, axis: MeshAxes | None
+    ) -> LayerLoop:
         """What passes tokens through the layers.
 
         Args:
             plain: without either.
             model: the model's shape.
             dtype: of activations.
+            axis: of tensor parallelism; None on one device.
 
         Raises:
             TypeError: the intervention returns no array, or another dtype.
@@ -74,8 +92,12 @@ class Inspection:
             shapes = tuple(jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in leaves)
             change = Change(given.function, _indices(given, model), shapes, structure)
             check_change(change, model.hidden_size, dtype)
-        captured = () if self.capture is None else _indices(self.capture, model)
-        return InspectedLayers(captured, model.hidden_size, change)
+        captured, inside = (), None
+        if self.capture is not None:
+            captured = _indices(self.capture, model)
+            if (names := _MODULES.get(self.capture.what)) is not None:
+                inside = OutputOf(*names, model.quantization, axis)
+        return InspectedLayers(captured, model.hidden_size, change, inside)
 
     def buckets(self, plain: Buckets) -> Buckets:
         """The shapes of an engine, given those without either."""

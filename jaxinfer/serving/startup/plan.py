@@ -125,7 +125,7 @@ def plan_engine(
         engine_config.kv_cache_dtype,
     )
     plain = _layer_loop(model_config, engine_config, draft_head)
-    context = replace(context, loop=inspection.loop(plain, model_config, dtype))
+    context = replace(context, loop=inspection.loop(plain, model_config, dtype, context.axis))
     # As few blocks as possible until their number is known: temporaries don't depend on it.
     samples = engine_config.runner == "generate"
     programs = Programs(context, params, 2, engine_config.max_num_seqs + 1, samples=samples)
