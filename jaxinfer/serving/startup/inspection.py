@@ -106,9 +106,11 @@ class Inspection:
         extra = () if self.intervention is None else (INTERVENED,)
         return inspected(plain, extra=extra, captured=self.capture and self.capture.what)
 
-    def remedy(self, plain: str) -> str:
+    def remedy(self, plain: str, config: EngineConfig) -> str:
         """What helps against too small a cache, given what else does."""
-        return plain if self.capture is None else f"{plain}, or capture fewer layers"
+        if self.capture is None or config.num_kv_blocks is not None:
+            return plain
+        return f"{plain}, or capture fewer layers"
 
 
 NO_INSPECTION = Inspection()

@@ -164,7 +164,9 @@ def plan_engine(
             num_blocks=blocks,
             block_size=engine_config.block_size,
             max_model_len=max_model_len,
-            remedy=inspection.remedy(_remedy(engine_config, device.platform, max_model_len)),
+            remedy=inspection.remedy(
+                _remedy(engine_config, device.platform, max_model_len), engine_config
+            ),
         )
     except BaseException:
         first.close()
