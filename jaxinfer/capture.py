@@ -26,7 +26,7 @@ class Capture:
     last generated one never is.
 
     Attributes:
-        layers: one index or several, from 0; of logits none.
+        layers: one index or several, from 0; None is all. Logits are of no layer.
         what: "residual", the residual stream behind a layer, which the next one reads (Hugging
             Face's ``hidden_states[i + 1]``, but for the last layer's, which is taken before the
             final norm); "attention_out" or "mlp_out", what the last product of a layer's attention
@@ -39,22 +39,21 @@ class Capture:
         ValueError: a field is none of its values; names it.
     """
 
-    layers: int | Sequence[int] = ()
+    layers: int | Sequence[int] | None = None
     what: CapturedValue = "residual"
     tokens: CapturedTokens = "all"
 
     def __post_init__(self) -> None:
         """Check the fields; layers are kept in ascending order."""
-        object.__setattr__(self, "layers", layer_indices("capture", self.layers))
+        if self.layers is not None:
+            object.__setattr__(self, "layers", layer_indices("capture", self.layers))
         if self.what not in CAPTURED_VALUES:
             raise ValueError(
                 f"capture: what must be one of {', '.join(CAPTURED_VALUES)}, got {show(self.what)}"
             )
         check_tokens(self.tokens)
-        if self.what == "logits" and self.layers:
+        if self.what == "logits" and self.layers is not None:
             raise ValueError('capture: what="logits" has no layers; leave them out')
-        if self.what != "logits" and not self.layers:
-            raise ValueError(f'capture: what="{self.what}" needs layers, such as layers=(0, 2)')
 
 
 def check_tokens(tokens: object) -> CapturedTokens:
@@ -71,7 +70,7 @@ def layer_indices(name: str, layers: Any) -> tuple[int, ...]:
 
     Raises:
         TypeError: something else; names the argument.
-        ValueError: an index is negative.
+        ValueError: there is none, or one is negative.
     """
     given = [layers] if hasattr(layers, "__index__") else layers
     try:
@@ -82,7 +81,9 @@ def layer_indices(name: str, layers: Any) -> tuple[int, ...]:
         raise TypeError(
             f"{name}: layers must be an integer or several, got {show(layers)}"
         ) from None
-    if indices and min(indices) < 0:
+    if not indices:
+        raise ValueError(f"{name}: layers is empty; name one, or leave it out for all")
+    if min(indices) < 0:
         raise ValueError(f"{name}: layers are counted from 0, got {min(indices)}")
     return tuple(sorted(indices))
 

@@ -18,7 +18,7 @@ from jaxinfer.serving.replicas.started_replica import StartedReplica
 from jaxinfer.serving.requests.new_request import NewRequest
 from jaxinfer.serving.runner.captured_reader import CapturedReader
 from jaxinfer.serving.runner.intervention_state import InterventionState
-from jaxinfer.serving.startup.inspection import Inspection
+from jaxinfer.serving.startup.inspection import Inspection, layers_of
 
 _LONGER_THAN_SALTS = "intervened" * 128
 """Longer than any salt that a caller may give, so that no prompt of another has the same."""
@@ -124,9 +124,7 @@ class EngineInspection:
         if given is False or given is None:
             return None
         if self._inspection.capture is None:
-            raise ValueError(
-                "this engine captures nothing; make it with capture=Capture(layers=...)"
-            )
+            raise ValueError("this engine captures nothing; make it with capture=Capture(...)")
         tokens = self._inspection.capture.tokens if given is True else given
         return check_tokens(tokens)
 
@@ -147,8 +145,8 @@ class EngineInspection:
         capture, model = self._inspection.capture, context.config
         size = 4 * model.vocab_size
         if capture.what != "logits":
-            assert isinstance(capture.layers, tuple)
-            size = len(capture.layers) * model.hidden_size * runner.programs.dtype.itemsize
+            layers = layers_of(capture, model)
+            size = len(layers) * model.hidden_size * runner.programs.dtype.itemsize
         needed = size * sum(_most_tokens(each, runner.max_model_len) for each in requests)
         free = psutil.virtual_memory().available
         if needed > free:

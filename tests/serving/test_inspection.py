@@ -51,7 +51,7 @@ def changed_by_none(layer, residual, state):
 @pytest.fixture(scope="module")
 def llm():
     with small_llm(
-        capture=Capture(layers=range(L)),
+        capture=Capture(),
         intervention=Intervention(changed, state=OFF),
         num_decode_steps=4,
     ) as engine:
@@ -252,7 +252,7 @@ def test_more_than_memory_holds_is_refused(llm, monkeypatch):
 @pytest.mark.parametrize(("what", "devices"), [("attention_out", 2), ("mlp_out", 1), ("logits", 2)])
 def test_values_of_other_kinds_are_those_of_forward(what, devices):
     read = [{} for _ in range(L)]
-    layers = () if what == "logits" else range(L)
+    layers = None if what == "logits" else range(L)
     options = {} if devices == 1 else {"intervention": changed_by_none}
     with small_llm(
         capture=Capture(layers, what, "prompt"), tensor_parallel_size=devices, **options

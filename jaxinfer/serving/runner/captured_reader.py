@@ -8,6 +8,7 @@ import numpy as np
 
 from jaxinfer.capture import Capture, CapturedTokens
 from jaxinfer.outputs import FinishReason
+from jaxinfer.serving.programs.inspected_layers import InspectedLayers
 from jaxinfer.serving.programs.kinds.copy_blocks import BLOCKS_A_COPY
 from jaxinfer.serving.programs.kinds.read_captured import ReadCapturedKey, held_activations
 from jaxinfer.serving.programs.programs import Programs
@@ -32,7 +33,9 @@ class CapturedReader:
         self._runner = runner
         self._programs = programs
         is_logits = capture.what == "logits"
-        self._names: Sequence[Any] = ("logits",) if is_logits else tuple(capture.layers)  # type: ignore[arg-type]
+        loop = programs.context.loop
+        assert isinstance(loop, InspectedLayers)
+        self._names: Sequence[Any] = ("logits",) if is_logits else loop.captured
         self._key = ReadCapturedKey(BLOCKS_A_COPY, is_logits)
 
     def read(self, request: Request, reason: FinishReason) -> None:

@@ -60,10 +60,10 @@ class Inspection:
                 raise ValueError(f"{name} does not go with {other}; leave one of them out")
         for name, part in (("capture", self.capture), ("intervention", self.intervention)):
             if part is not None:
-                check_layers(name, _indices(part, model), model.num_hidden_layers)
+                check_layers(name, layers_of(part, model), model.num_hidden_layers)
         if self.capture is not None and self.capture.what == "mlp_out":
             experts = () if model.experts is None else model.experts.layers(model.num_hidden_layers)
-            if routed := sorted({*experts}.intersection(_indices(self.capture, model))):
+            if routed := sorted({*experts}.intersection(layers_of(self.capture, model))):
                 raise ValueError(
                     f"capture: the MLP of layer {routed[0]} is one of experts, whose output is not "
                     'kept by itself; take what="residual" or "attention_out"'
@@ -90,11 +90,11 @@ class Inspection:
         if (given := self.intervention) is not None:
             leaves, structure = jax.tree.flatten(given.state)
             shapes = tuple(jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in leaves)
-            change = Change(given.function, _indices(given, model), shapes, structure)
+            change = Change(given.function, layers_of(given, model), shapes, structure)
             check_change(change, model.hidden_size, dtype)
         captured, inside = (), None
         if self.capture is not None:
-            captured = _indices(self.capture, model)
+            captured = layers_of(self.capture, model)
             if (names := _MODULES.get(self.capture.what)) is not None:
                 inside = OutputOf(*names, model.quantization, axis)
         return InspectedLayers(captured, model.hidden_size, change, inside)
@@ -124,7 +124,7 @@ def read_inspection(capture: Any, intervention: Any) -> Inspection:
     """
     if capture is not None and not isinstance(capture, Capture):
         kind = type(capture).__name__
-        raise TypeError(f"capture must be a Capture, got {kind}; write Capture(layers=...)")
+        raise TypeError(f"capture must be a Capture, got {kind}; write Capture(...)")
     if intervention is not None and not isinstance(intervention, Intervention):
         intervention = Intervention(intervention)
     return Inspection(capture, intervention)
@@ -162,7 +162,7 @@ def check_change(change: Change, width: int, dtype: str) -> None:
             )
 
 
-def _indices(part: Capture | Intervention, model: ModelConfig) -> tuple[int, ...]:
+def layers_of(part: Capture | Intervention, model: ModelConfig) -> tuple[int, ...]:
     """The layers that a capture reads, or an intervention changes."""
     if isinstance(part, Capture) and part.what == "logits":
         return (model.num_hidden_layers - 1,)

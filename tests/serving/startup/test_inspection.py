@@ -58,7 +58,7 @@ def test_engines_refuse_in_one_line(options, error, message):
     [
         ({"what": "mlp"}, ValueError, "what must be one of residual, attention_out, mlp_out"),
         ({"layers": 0, "tokens": "some"}, ValueError, "tokens must be one of prompt, generated"),
-        ({}, ValueError, "needs layers"),
+        ({"layers": ()}, ValueError, "layers is empty"),
         ({"layers": 0, "what": "logits"}, ValueError, "has no layers"),
         ({"layers": -1}, ValueError, "counted from 0, got -1"),
         ({"layers": "01"}, TypeError, "must be an integer or several"),
