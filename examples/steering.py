@@ -47,9 +47,8 @@ def activations(llm: LLM, place: str) -> np.ndarray:
     prompts = [READ.format(place=place, **hero) for hero in HEROES]
     one = SamplingParams(temperature=0.0, max_tokens=1)
     outputs = llm.generate(prompts, one, use_tqdm=False, capture="last")
-    return np.stack(
-        [np.concatenate(list(output.outputs[0].captured.values())) for output in outputs]
-    )
+    by_layer = [output.outputs[0].captured or {} for output in outputs]
+    return np.stack([np.concatenate(list(found.values())) for found in by_layer])
 
 
 def probe(desert: np.ndarray, island: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -63,7 +62,7 @@ def probe(desert: np.ndarray, island: np.ndarray) -> tuple[np.ndarray, np.ndarra
 def share_of_islands(llm: LLM) -> float:
     """How many of the stories that the model writes under its present state are set in one."""
     prompts = [WRITTEN.format(**hero) for hero in HEROES]
-    params = SamplingParams(temperature=0.0, max_tokens=6)
+    params = SamplingParams(temperature=0.0, max_tokens=3)
     outputs = llm.generate(prompts, params, use_tqdm=False, intervene=True)
     return float(np.mean([PLACES[1] in output.outputs[0].text for output in outputs]))
 
@@ -83,7 +82,8 @@ def main(figure: Path | None = Path("steering.png")) -> Effect:
         capture=Capture(),
         intervention=Intervention(steer, state=nothing),
         max_model_len=64,
-        max_num_seqs=16,
+        max_num_seqs=len(HEROES),
+        num_decode_steps=1,
         show_progress=False,
     ) as llm:
         direction, accuracy = probe(*(activations(llm, place) for place in PLACES))

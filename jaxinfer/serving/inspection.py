@@ -13,8 +13,10 @@ from jaxinfer.checks import show
 from jaxinfer.errors import CapacityError
 from jaxinfer.intervention import as_arrays
 from jaxinfer.serving.engine.steppable import Steppable
+from jaxinfer.serving.no_inspection import NO_CAPTURE, NO_INTERVENTION, NoInspection
 from jaxinfer.serving.replicas.group import ReplicaGroup
 from jaxinfer.serving.replicas.started_replica import StartedReplica
+from jaxinfer.serving.requests.captured import WantedCapture
 from jaxinfer.serving.requests.new_request import NewRequest
 from jaxinfer.serving.runner.captured_reader import CapturedReader
 from jaxinfer.serving.runner.intervention_state import InterventionState
@@ -60,10 +62,13 @@ class EngineInspection:
             ValueError: a value is out of range, the numbers differ, or the engine has neither.
             CapacityError: the activations may be more than host memory holds.
         """
-        tokens = [self._tokens(each) for each in _for_each("capture", capture, len(requests))]
+        tokens: list[CapturedTokens | None] = [
+            self._tokens(each) for each in _for_each("capture", capture, len(requests))
+        ]
         changes = [self._change(each) for each in _for_each("intervene", intervene, len(requests))]
-        given = zip(requests, tokens, changes, strict=True)
-        made = [_asking(*each) for each in given] if any(tokens) or any(changes) else requests
+        made = requests
+        if any(tokens) or any(changes):
+            made = [_asking(request, tokens[i], changes[i]) for i, request in enumerate(requests)]
         self._check_room(made)
         return made
 
@@ -99,7 +104,7 @@ class EngineInspection:
             ValueError: there is no intervention, or a leaf is missing, unknown or different.
         """
         if self._inspection.intervention is None:
-            raise ValueError("this engine has no intervention; make it with intervention=...")
+            raise ValueError(NO_INTERVENTION)
         old = jax.tree_util.tree_flatten_with_path(self._inspection.intervention.state)
         new = jax.tree_util.tree_flatten_with_path(as_arrays(state))
         wanted, given = dict(old[0]), dict(new[0])
@@ -124,7 +129,7 @@ class EngineInspection:
         if given is False or given is None:
             return None
         if self._inspection.capture is None:
-            raise ValueError("this engine captures nothing; make it with capture=Capture(...)")
+            raise ValueError(NO_CAPTURE)
         tokens = self._inspection.capture.tokens if given is True else given
         return check_tokens(tokens)
 
@@ -133,7 +138,7 @@ class EngineInspection:
         if not isinstance(given, bool):
             raise TypeError(f"intervene must be True or False, got {show(given)}")
         if given and self._inspection.intervention is None:
-            raise ValueError("this engine has no intervention; make it with intervention=...")
+            raise ValueError(NO_INTERVENTION)
         return given
 
     def _check_room(self, requests: Sequence[NewRequest]) -> None:
@@ -158,11 +163,11 @@ class EngineInspection:
 
 
 def _asking(request: NewRequest, tokens: CapturedTokens | None, changed: bool) -> NewRequest:
-    prompt = request.prompt
+    prompt, wanted = request.prompt, None if tokens is None else WantedCapture(tokens)
     if changed:  # its keys and values are others than those of the same tokens elsewhere
         salt = _LONGER_THAN_SALTS + (prompt.cache_salt or "")
         prompt = dataclasses.replace(prompt, cache_salt=salt)
-    return dataclasses.replace(request, prompt=prompt, capture=tokens, intervene=changed)
+    return dataclasses.replace(request, prompt=prompt, capture=wanted, intervene=changed)
 
 
 def _most_tokens(request: NewRequest, max_model_len: int) -> int:
@@ -170,8 +175,19 @@ def _most_tokens(request: NewRequest, max_model_len: int) -> int:
     prompt = len(request.prompt.token_ids)
     room = max_model_len - prompt
     answer = room if request.params.max_tokens is None else min(request.params.max_tokens, room)
-    counts = {"prompt": prompt, "last": 1, "generated": answer, "all": prompt + answer, None: 0}
-    return counts[request.capture] * request.params.n
+    if request.capture is None:
+        return 0
+    counts = {"prompt": prompt, "last": 1, "generated": answer, "all": prompt + answer}
+    return counts[request.capture.tokens] * request.params.n
+
+
+def start_inspection(
+    inspection: Inspection, engine: Steppable, replicas: Sequence[StartedReplica]
+) -> EngineInspection | NoInspection:
+    """What calls ask of an engine; see `EngineInspection`."""
+    if not inspection.is_wanted:
+        return NoInspection()
+    return EngineInspection(inspection, engine, replicas)
 
 
 def _for_each(name: str, given: Any, count: int) -> Sequence[Any]:

@@ -251,7 +251,7 @@ def test_more_than_memory_holds_is_refused(llm, monkeypatch):
 
 @pytest.mark.parametrize(("what", "devices"), [("attention_out", 2), ("mlp_out", 1), ("logits", 2)])
 def test_values_of_other_kinds_are_those_of_forward(what, devices):
-    read = [{} for _ in range(L)]
+    read: list[dict[str, jax.Array]] = [{} for _ in range(L)]
     layers = None if what == "logits" else range(L)
     options = {} if devices == 1 else {"intervention": changed_by_none}
     with small_llm(
@@ -259,6 +259,7 @@ def test_values_of_other_kinds_are_those_of_forward(what, devices):
     ) as engine:
         (output,) = engine.generate([LONG], GREEDY, False, capture=True)
     captured = output.outputs[0].captured
+    assert captured is not None
     if what == "logits":
         np.testing.assert_allclose(captured["logits"], reference_logits(LONG), atol=1e-5)
         return
@@ -266,7 +267,7 @@ def test_values_of_other_kinds_are_those_of_forward(what, devices):
         small_params(),
         CONFIG,
         jnp.array(LONG),
-        change=lambda c: dataclasses.replace(c, tap=read[c.index].__setitem__),
+        change=lambda c: dataclasses.replace(c, tap=read[c.index or 0].__setitem__),
     )
     tap, module, product = {
         "attention_out": ("attention", "self_attn", "o_proj"),

@@ -18,7 +18,7 @@ from jaxinfer.serving.compile.cache.persistent_cache import store_directory
 from jaxinfer.serving.compile.compilation import Lowered
 from jaxinfer.serving.compile.program_store import ProgramStore, export_program, identity_of
 from jaxinfer.serving.compile.tracing import TracingWorkers
-from jaxinfer.serving.programs.kinds.kind import ProgramKey
+from jaxinfer.serving.programs.kinds.kind import ProgramKey, StepKind
 from jaxinfer.serving.programs.kinds.registry import kind_of
 from jaxinfer.serving.programs.program_set import program_of
 from jaxinfer.serving.programs.programs import Program, Programs
@@ -212,4 +212,5 @@ def _runs_user_code(programs: Programs, key: ProgramKey) -> bool:
     """True if the program contains a user's function, whose changes can't be detected."""
     context, kind = programs.context, kind_of(key)
     samples = context.has_custom_functions and kind.runs_user_code
-    return samples or (context.loop.runs_user_code and kind.passes_layers)
+    passes_layers = isinstance(kind, StepKind) and kind.uses_pages
+    return samples or (passes_layers and context.loop.runs_user_code)

@@ -1,27 +1,46 @@
-"""The captured activations of one completion, on the host."""
+"""The captured activations that a request asks for, and those that its completions got."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from jaxinfer.capture import CapturedTokens
+from jaxinfer.serving.requests.request import Request
+
 
 @dataclass(frozen=True, eq=False)
 class Captured:
-    """Activations of consecutive tokens.
+    """Activations of consecutive tokens of one completion.
 
     Attributes:
         start: the position of the first token.
         values: NumPy arrays ``[tokens, ...]`` by layer, or under "logits".
-        lost: why they could not be read, with no `values`; None if they were.
     """
 
     start: int
-    values: Mapping[Any, Any] = field(default_factory=dict)
+    values: Mapping[Any, Any]
+
+
+@dataclass(eq=False)
+class WantedCapture:
+    """What one caller's request asks for; filled in as its completions end.
+
+    Attributes:
+        tokens: whose activations are wanted.
+        found: by the id of each completion's `Request`.
+        lost: why some could not be read; None if all were.
+    """
+
+    tokens: CapturedTokens
+    found: dict[str, Captured] = field(default_factory=dict)
     lost: str | None = None
 
-    def before(self, stop: int) -> dict[Any, Any] | None:
-        """Those of tokens before position `stop`; None if they could not be read."""
-        if self.lost is not None:
+    def of(self, request: Request, num_tokens: int) -> dict[Any, Any] | None:
+        """Those of a completion that kept a number of tokens, of which the last was never fed.
+
+        None before it has ended, and if none could be read.
+        """
+        if (found := self.found.get(request.request_id)) is None:
             return None
-        count = max(stop - self.start, 0)
-        return {name: array[:count] for name, array in self.values.items()}
+        count = max(request.num_prompt_tokens + num_tokens - 1 - found.start, 0)
+        return {name: array[:count] for name, array in found.values.items()}

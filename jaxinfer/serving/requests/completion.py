@@ -2,7 +2,6 @@
 
 import contextlib
 from collections.abc import Sequence
-from typing import Any
 
 from jaxinfer.model.text.tokenizer import Tokenizer
 from jaxinfer.outputs import CompletionOutput, FinishReason
@@ -90,6 +89,8 @@ class Completion:
         if self._logprobs is not None:
             logprobs = self._logprobs.since(start, self.token_ids)
             total = self._logprobs.total
+        wanted = self.request.new.capture
+        captured = None if wanted is None else wanted.of(self.request, len(self.token_ids))
         return CompletionOutput(
             index=self.index,
             text=text,
@@ -100,16 +101,8 @@ class Completion:
             stop_reason=self.stop_reason,
             weight_version=self.weight_version,
             pieces=pieces,
-            captured=self._captured(),
+            captured=captured,
             num_reasoning_tokens=0 if self._text is None else self._text.num_reasoning_tokens,
-        )
-
-    def _captured(self) -> dict[Any, Any] | None:
-        """The activations of its tokens but the last, once it has ended."""
-        if self.request.captured is None:
-            return None
-        return self.request.captured.before(
-            self.request.num_prompt_tokens + max(len(self.token_ids) - 1, 0)
         )
 
     def _update_text(self) -> None:

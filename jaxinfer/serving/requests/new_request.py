@@ -7,12 +7,14 @@ declared here and read where it takes effect; the layers between don't mention i
 import itertools
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from jaxinfer.capture import CapturedTokens
 from jaxinfer.sampling_params import RequestOutputKind, SamplingParams
 from jaxinfer.serving.parsers.answer_format import AnswerFormat
 from jaxinfer.serving.requests.packed_ids import pack_ids
+
+if TYPE_CHECKING:
+    from jaxinfer.serving.requests.captured import WantedCapture
 
 OutputKind = Literal["final", "cumulative", "delta", "tokens"]
 """One output at the end; all text so far, after each step; the new text, after each step; or new
@@ -78,7 +80,7 @@ class NewRequest:
         pooled: whether a `prefill_only` request gets the vector of its last token.
         priority: of all its completions; lower values run earlier, see `Scheduler`.
         answer: how its text is read; None leaves it whole.
-        capture: tokens whose activations its outputs have; None for none.
+        capture: the activations that its outputs have; None for none.
         intervene: whether the engine's intervention changes its residual stream; its prompt's salt
             then keeps its blocks from others.
         sink: receives its outputs. None leaves them to `Engine.take_outputs`, or to
@@ -95,7 +97,7 @@ class NewRequest:
     pooled: bool = False
     priority: int = 0
     answer: AnswerFormat | None = None
-    capture: CapturedTokens | None = None
+    capture: "WantedCapture | None" = None
     intervene: bool = False
     sink: Sink | None = None
 

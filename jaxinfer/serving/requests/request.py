@@ -7,7 +7,6 @@ from typing import NamedTuple
 from jaxinfer.outputs import FinishReason
 from jaxinfer.sampling_params import SamplingParams
 from jaxinfer.serving.constraints.constraint import Constraint
-from jaxinfer.serving.requests.captured import Captured
 from jaxinfer.serving.requests.draft_record import DraftRecord
 from jaxinfer.serving.requests.new_request import NewRequest
 from jaxinfer.serving.requests.packed_ids import ID_BYTES, pack_ids
@@ -141,7 +140,6 @@ class Request:
             that end it; set by the engine.
         output_logprobs: log-probabilities of its outputs from a token on, if the engine wants the
             scheduler to keep them.
-        captured: the activations that it asked for, once it has ended.
     """
 
     request_id: str
@@ -167,7 +165,6 @@ class Request:
     constraint: Constraint | None = field(default=None, init=False)
     is_watched: bool = field(default=True, init=False)
     output_logprobs: list[float] | None = field(default=None, init=False)
-    captured: Captured | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
         """Begin with the prompt."""

@@ -136,17 +136,12 @@ class RequestGroup:
                 sum(request.history.num_draft_tokens for request in requests),
                 sum(request.history.num_accepted_tokens for request in requests),
             ),
-            error=self.error or next(filter(None, map(_lost, requests)), None),
+            error=self.error or (self.new.capture and self.new.capture.lost),
             weight_version=max(output.weight_version for output in outputs),
         )
         if self.cause is not None:
             output.cause = self.cause
         return output
-
-
-def _lost(request: Request) -> str | None:
-    """Why the activations that a request asked for are lost, if they are."""
-    return None if request.captured is None else request.captured.lost
 
 
 def signed_seed(seed: int) -> int:

@@ -43,14 +43,16 @@ class CapturedReader:
 
         Waits for the steps that are launched. One that ends early gets none.
         """
-        if request.new.capture is None or reason not in ("stop", "length"):
+        wanted = request.new.capture
+        if wanted is None or reason not in ("stop", "length"):
             return
-        start, stop = captured_span(request, request.new.capture)
+        start, stop = captured_span(request, wanted.tokens)
         try:
-            request.captured = Captured(start, self._of_positions(request, start, stop))
+            found = Captured(start, self._of_positions(request, start, stop))
+            wanted.found[request.request_id] = found
         except Exception as error:  # the device's; the request's tokens are there
             logger.warning("the activations of request %s are lost", request.request_id)
-            request.captured = Captured(start, lost=f"captured activations are lost: {error}")
+            wanted.lost = f"captured activations are lost: {error}"
 
     def _of_positions(self, request: Request, start: int, stop: int) -> dict[Any, np.ndarray]:
         S = self._programs.context.block_size

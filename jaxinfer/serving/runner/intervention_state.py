@@ -24,7 +24,7 @@ class InterventionState:
         self._runner = runner
         self._whole = programs.last_tokens.sharding
         self._leaves: list[np.ndarray] = []
-        runner.prepare = self._filled
+        runner.prepare = lambda arrays: (self._filled(arrays[0]), *arrays[1:])
         self.replace(leaves)
 
     def replace(self, leaves: Sequence[Any]) -> None:

@@ -33,7 +33,8 @@ from jaxinfer.serving.compile.cache.executable_store import keeps_executables
 from jaxinfer.serving.compile.cache.persistent_cache import ONE_AT_A_TIME, persistent_cache
 from jaxinfer.serving.constraints.request_constraints import RequestConstraints
 from jaxinfer.serving.engine.steppable import Steppable
-from jaxinfer.serving.inspection import EngineInspection
+from jaxinfer.serving.inspection import EngineInspection, start_inspection
+from jaxinfer.serving.no_inspection import NoInspection
 from jaxinfer.serving.processes.description import (
     describe_engine,
     describe_environment,
@@ -116,7 +117,7 @@ class Loaded:
     classifier: ScoreHead | None
     experts: ExpertUse
     placed_experts: PlacedExperts | None
-    inspection: EngineInspection
+    inspection: EngineInspection | NoInspection
 
 
 def load_engine(config: EngineConfig, source: ModelSource) -> Loaded:
@@ -247,7 +248,7 @@ def _load(config: EngineConfig, source: ModelSource, group: ProcessGroup | None)
         classifier,
         ExpertUse(engine, started, model_config if config.expert_statistics else None),
         setup.placed_experts,
-        EngineInspection(source.inspection, engine, started),
+        start_inspection(source.inspection, engine, started),
     )
 
 

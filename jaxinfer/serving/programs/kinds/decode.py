@@ -19,7 +19,6 @@ class DecodeKind(StepKind[DecodeShape]):
     """Programs of decode steps without their samplers, keyed by bucket."""
 
     key_type = DecodeShape
-    passes_layers = True
 
     def keys(self, buckets: Buckets, *, swaps: bool) -> Sequence[DecodeShape]:
         """Every decode bucket."""

@@ -31,7 +31,6 @@ class ProgramKind[Key: ProgramKey](ABC):
         key_type: the class of its keys, and of no other kind's.
         uses_pages: whether its programs' shapes depend on the number of KV blocks.
         runs_user_code: whether its programs hold a caller's logits processor or sampler.
-        passes_layers: whether its programs hold the loop over the model's layers.
         pools: whether engines that sample nothing have its programs, too.
         is_slow_to_trace: whether, with Mosaic's kernels, its programs should be traced by worker
             processes.
@@ -40,7 +39,6 @@ class ProgramKind[Key: ProgramKey](ABC):
     key_type: type[Key]
     uses_pages: bool = True
     runs_user_code: bool = False
-    passes_layers: bool = False
     pools: bool = False
     is_slow_to_trace: bool = True
 

@@ -24,7 +24,6 @@ class PrefillKind(StepKind[PrefillShape]):
     """Programs of prefill steps, keyed by bucket."""
 
     key_type = PrefillShape
-    passes_layers = True
     pools = True
 
     def keys(self, buckets: Buckets, *, swaps: bool) -> Sequence[PrefillShape]:

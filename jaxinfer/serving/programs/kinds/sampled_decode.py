@@ -29,7 +29,6 @@ class SampledDecodeKind(StepKind[SampledDecodeKey]):
     """Programs of decode steps with their samplers, keyed by bucket and mode."""
 
     key_type = SampledDecodeKey
-    passes_layers = True
     runs_user_code = True
 
     def keys(self, buckets: Buckets, *, swaps: bool) -> Sequence[SampledDecodeKey]:

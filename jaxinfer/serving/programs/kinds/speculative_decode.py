@@ -75,7 +75,6 @@ class SpeculativeDecodeKind(StepKind[SpeculativeDecodeKey]):
     """Programs of decode steps with drafts, keyed by bucket, mode and rule."""
 
     key_type = SpeculativeDecodeKey
-    passes_layers = True
     runs_user_code = True
 
     def keys(self, buckets: Buckets, *, swaps: bool) -> Sequence[SpeculativeDecodeKey]:
