@@ -26,12 +26,12 @@ if TYPE_CHECKING:
     )
     from jaxinfer.expert_statistics import ExpertStatistics
     from jaxinfer.inputs import TextPrompt, TokensPrompt
-    from jaxinfer.intervention import Intervention
     from jaxinfer.logprobs import ChosenLogprobs, Logprob
     from jaxinfer.model.architecture import abstract_params, init_params
     from jaxinfer.model.checkpoint.weights import load_params, save_params
     from jaxinfer.model.config import ModelConfig
     from jaxinfer.model.forward import forward
+    from jaxinfer.model.intervention import Intervention
     from jaxinfer.model.quantized.quantization import Quantization
     from jaxinfer.model.sharding import ShardingRules, make_mesh
     from jaxinfer.model.text.tokenizer import Tokenizer
@@ -150,12 +150,12 @@ _NAMES_OF = {
     ),
     "expert_statistics": ("ExpertStatistics",),
     "inputs": ("TextPrompt", "TokensPrompt"),
-    "intervention": ("Intervention",),
     "logprobs": ("ChosenLogprobs", "Logprob"),
     "model.architecture": ("abstract_params", "init_params"),
     "model.checkpoint.weights": ("load_params", "save_params"),
     "model.config": ("ModelConfig",),
     "model.forward": ("forward",),
+    "model.intervention": ("Intervention",),
     "model.quantized.quantization": ("Quantization",),
     "model.sharding": ("ShardingRules", "make_mesh"),
     "model.text.tokenizer": ("Tokenizer",),

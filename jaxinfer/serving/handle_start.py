@@ -7,8 +7,8 @@ from jax.sharding import Mesh
 
 from jaxinfer.capture import Capture
 from jaxinfer.config import EngineConfig
-from jaxinfer.intervention import Intervention, InterventionFunction
 from jaxinfer.model.config import ModelConfig
+from jaxinfer.model.intervention import Intervention, InterventionFunction
 from jaxinfer.model.quantized.quantization import with_scheme
 from jaxinfer.model.sharding import ShardingRules
 from jaxinfer.model.text.tokenizer import Tokenizer
@@ -18,9 +18,9 @@ from jaxinfer.rollouts.trees import leaves_by_path, nested
 from jaxinfer.serving.compile.jax_settings import JaxSettings
 from jaxinfer.serving.driver.live_drivers import wait_for_closing
 from jaxinfer.serving.handle import Handle
+from jaxinfer.serving.inspection.inspection import read_inspection
 from jaxinfer.serving.processes.start import start_processes
 from jaxinfer.serving.sampling.sampler import CustomSampler, LogitsProcessor
-from jaxinfer.serving.startup.inspection import read_inspection
 from jaxinfer.serving.startup.loading import load_engine
 from jaxinfer.serving.startup.model_source import ModelSource, check_given
 

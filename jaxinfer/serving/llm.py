@@ -14,8 +14,8 @@ from jax.sharding import Mesh
 from jaxinfer.beam_search import BeamSearchOutput, BeamSearchParams
 from jaxinfer.capture import Capture, CapturedTokens
 from jaxinfer.inputs import tokens_prompt
-from jaxinfer.intervention import Intervention, InterventionFunction
 from jaxinfer.model.config import ModelConfig
+from jaxinfer.model.intervention import Intervention, InterventionFunction
 from jaxinfer.model.sharding import ShardingRules
 from jaxinfer.model.text.tokenizer import Tokenizer
 from jaxinfer.outputs import RequestOutput

@@ -13,12 +13,12 @@ from jaxinfer.errors import CapacityError
 from jaxinfer.kernels.matmul.op import begin
 from jaxinfer.model.architecture import architecture_of
 from jaxinfer.model.forward import dense_context, residual_stream
-from jaxinfer.serving import inspection
 from jaxinfer.serving.compile.lowering import _runs_user_code
+from jaxinfer.serving.inspection import engine_inspection
+from jaxinfer.serving.inspection.captured_reader import CapturedReader
+from jaxinfer.serving.inspection.inspection import NO_INSPECTION
 from jaxinfer.serving.programs.program_set import all_programs
 from jaxinfer.serving.programs.steps import EVERY_LAYER
-from jaxinfer.serving.runner.captured_reader import CapturedReader
-from jaxinfer.serving.startup.inspection import NO_INSPECTION
 from tests.serving.small_llm import (
     CONFIG,
     GREEDY,
@@ -243,7 +243,7 @@ def test_more_than_memory_holds_is_refused(llm, monkeypatch):
     class Memory:
         available = 15_000
 
-    monkeypatch.setattr(inspection.psutil, "virtual_memory", Memory)
+    monkeypatch.setattr(engine_inspection.psutil, "virtual_memory", Memory)
     with pytest.raises(CapacityError, match="capture fewer layers or tokens"):
         llm.generate([LONG] * 2, GREEDY, False, capture=True)
     llm.generate([LONG] * 2, GREEDY, False, capture=[True, False])

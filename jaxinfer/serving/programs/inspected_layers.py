@@ -16,11 +16,11 @@ import numpy as np
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int32
 
-from jaxinfer.intervention import InterventionFunction
 from jaxinfer.kernels.attention.kv_cache_spec import Tally
 from jaxinfer.kernels.collectives.tensor_axis import MeshAxes
 from jaxinfer.kernels.matmul.op import ResidualStream, linear_of, project
 from jaxinfer.kernels.rounding import rounded_add
+from jaxinfer.model.intervention import InterventionFunction
 from jaxinfer.model.layer_kind import LayerKind
 from jaxinfer.model.layers import decoder
 from jaxinfer.model.layers.context import LayerStep, Params, Parts

@@ -5,7 +5,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from jaxinfer.capture import CapturedTokens
-from jaxinfer.serving.requests.request import Request
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,12 +34,16 @@ class WantedCapture:
     found: dict[str, Captured] = field(default_factory=dict)
     lost: str | None = None
 
-    def of(self, request: Request, num_tokens: int) -> dict[Any, Any] | None:
-        """Those of a completion that kept a number of tokens, of which the last was never fed.
+    def of(self, request_id: str, num_tokens: int) -> dict[Any, Any] | None:
+        """Those of a completion of a number of tokens, of which the last was never fed.
 
         None before it has ended, and if none could be read.
+
+        Args:
+            request_id: of the completion's `Request`.
+            num_tokens: that it keeps, its prompt's among them.
         """
-        if (found := self.found.get(request.request_id)) is None:
+        if (found := self.found.get(request_id)) is None:
             return None
-        count = max(request.num_prompt_tokens + num_tokens - 1 - found.start, 0)
+        count = max(num_tokens - 1 - found.start, 0)
         return {name: array[:count] for name, array in found.values.items()}

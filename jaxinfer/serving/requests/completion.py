@@ -89,8 +89,10 @@ class Completion:
         if self._logprobs is not None:
             logprobs = self._logprobs.since(start, self.token_ids)
             total = self._logprobs.total
-        wanted = self.request.new.capture
-        captured = None if wanted is None else wanted.of(self.request, len(self.token_ids))
+        captured = None
+        if (wanted := self.request.new.capture) is not None:
+            count = self.request.num_prompt_tokens + len(self.token_ids)
+            captured = wanted.of(self.request.request_id, count)
         return CompletionOutput(
             index=self.index,
             text=text,

@@ -7,14 +7,12 @@ declared here and read where it takes effect; the layers between don't mention i
 import itertools
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from jaxinfer.sampling_params import RequestOutputKind, SamplingParams
 from jaxinfer.serving.parsers.answer_format import AnswerFormat
+from jaxinfer.serving.requests.captured import WantedCapture
 from jaxinfer.serving.requests.packed_ids import pack_ids
-
-if TYPE_CHECKING:
-    from jaxinfer.serving.requests.captured import WantedCapture
 
 OutputKind = Literal["final", "cumulative", "delta", "tokens"]
 """One output at the end; all text so far, after each step; the new text, after each step; or new
@@ -97,7 +95,7 @@ class NewRequest:
     pooled: bool = False
     priority: int = 0
     answer: AnswerFormat | None = None
-    capture: "WantedCapture | None" = None
+    capture: WantedCapture | None = None
     intervene: bool = False
     sink: Sink | None = None
 

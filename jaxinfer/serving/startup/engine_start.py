@@ -18,6 +18,7 @@ from jaxinfer.model.text.tokenizer import Tokenizer
 from jaxinfer.serving.compile.lowering import Lowering
 from jaxinfer.serving.constraints.constraint import ConstraintSource
 from jaxinfer.serving.engine.engine import Engine
+from jaxinfer.serving.inspection.inspection import NO_INSPECTION, Inspection
 from jaxinfer.serving.replicas.started_replica import StartedReplica
 from jaxinfer.serving.runner.device_params import describe_params, place_params
 from jaxinfer.serving.runner.experts.placed_experts import PlacedExperts
@@ -26,7 +27,6 @@ from jaxinfer.serving.sampling.sampler import CustomSampler, LogitsProcessor
 from jaxinfer.serving.scheduler.block_pool import BlockPool
 from jaxinfer.serving.scheduler.pacing import Pacing, arrival_tokens
 from jaxinfer.serving.scheduler.scheduler import Scheduler
-from jaxinfer.serving.startup.inspection import NO_INSPECTION, Inspection
 from jaxinfer.serving.startup.plan import plan_engine
 
 

@@ -33,8 +33,8 @@ from jaxinfer.serving.compile.cache.executable_store import keeps_executables
 from jaxinfer.serving.compile.cache.persistent_cache import ONE_AT_A_TIME, persistent_cache
 from jaxinfer.serving.constraints.request_constraints import RequestConstraints
 from jaxinfer.serving.engine.steppable import Steppable
-from jaxinfer.serving.inspection import EngineInspection, start_inspection
-from jaxinfer.serving.no_inspection import NoInspection
+from jaxinfer.serving.inspection.engine_inspection import EngineInspection, start_inspection
+from jaxinfer.serving.inspection.no_inspection import NoInspection
 from jaxinfer.serving.processes.description import (
     describe_engine,
     describe_environment,

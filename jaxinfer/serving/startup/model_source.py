@@ -11,8 +11,8 @@ from jaxinfer.config import EngineConfig
 from jaxinfer.model.config import ModelConfig
 from jaxinfer.model.sharding import ShardingRules
 from jaxinfer.model.text.tokenizer import Tokenizer
+from jaxinfer.serving.inspection.inspection import NO_INSPECTION, Inspection
 from jaxinfer.serving.sampling.sampler import CustomSampler, LogitsProcessor
-from jaxinfer.serving.startup.inspection import NO_INSPECTION, Inspection
 
 
 class ParamsMaker(Protocol):

@@ -30,6 +30,7 @@ from jaxinfer.serving.compile.compilation import CompilationCounter, CompiledPro
 from jaxinfer.serving.compile.eager import EagerProgram, check_eager
 from jaxinfer.serving.compile.jax_settings import check_matmul_precision
 from jaxinfer.serving.compile.lowering import Lowering, start_lowering
+from jaxinfer.serving.inspection.inspection import NO_INSPECTION, Inspection
 from jaxinfer.serving.programs.buckets import Buckets
 from jaxinfer.serving.programs.choose_buckets import choose_buckets, for_pooling
 from jaxinfer.serving.programs.counted_experts import CountedExperts
@@ -52,7 +53,6 @@ from jaxinfer.serving.programs.steps import EVERY_LAYER, StepContext
 from jaxinfer.serving.runner.engine_plan import EnginePlan
 from jaxinfer.serving.sampling.sampler import CustomSampler, LogitsProcessor
 from jaxinfer.serving.startup import memory
-from jaxinfer.serving.startup.inspection import NO_INSPECTION, Inspection
 from jaxinfer.startup_report import StartupReport
 
 # Autotuning takes time and changes only the products' scratch memory, for which XLA otherwise

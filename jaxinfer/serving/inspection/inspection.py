@@ -9,9 +9,9 @@ import jax.numpy as jnp
 
 from jaxinfer.capture import Capture, check_layers
 from jaxinfer.config import EngineConfig
-from jaxinfer.intervention import Intervention
 from jaxinfer.kernels.collectives.tensor_axis import MeshAxes
 from jaxinfer.model.config import ModelConfig
+from jaxinfer.model.intervention import Intervention
 from jaxinfer.serving.programs.buckets import Buckets
 from jaxinfer.serving.programs.inspected_buckets import inspected
 from jaxinfer.serving.programs.inspected_layers import INTERVENED, Change, InspectedLayers, OutputOf

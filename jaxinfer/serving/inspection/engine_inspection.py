@@ -11,16 +11,16 @@ import psutil
 from jaxinfer.capture import CapturedTokens, check_tokens
 from jaxinfer.checks import show
 from jaxinfer.errors import CapacityError
-from jaxinfer.intervention import as_arrays
+from jaxinfer.model.intervention import as_arrays
 from jaxinfer.serving.engine.steppable import Steppable
-from jaxinfer.serving.no_inspection import NO_CAPTURE, NO_INTERVENTION, NoInspection
+from jaxinfer.serving.inspection.captured_reader import CapturedReader
+from jaxinfer.serving.inspection.inspection import Inspection, layers_of
+from jaxinfer.serving.inspection.intervention_state import InterventionState
+from jaxinfer.serving.inspection.no_inspection import NO_CAPTURE, NO_INTERVENTION, NoInspection
 from jaxinfer.serving.replicas.group import ReplicaGroup
 from jaxinfer.serving.replicas.started_replica import StartedReplica
 from jaxinfer.serving.requests.captured import WantedCapture
 from jaxinfer.serving.requests.new_request import NewRequest
-from jaxinfer.serving.runner.captured_reader import CapturedReader
-from jaxinfer.serving.runner.intervention_state import InterventionState
-from jaxinfer.serving.startup.inspection import Inspection, layers_of
 
 _LONGER_THAN_SALTS = "intervened" * 128
 """Longer than any salt that a caller may give, so that no prompt of another has the same."""
