@@ -28,7 +28,9 @@ class Intervention:
             read; and the state. It returns the same shape and dtype. What a NaN reaches ends with
             an error, alone.
         layers: one index or several, from 0; None is all.
-        state: a tree of arrays, which `LLM.set_intervention_state` replaces without compiling.
+        state: a tree of arrays, which `LLM.set_intervention_state` replaces without compiling. The
+            place for weights, too: arrays that the function closes over become constants of every
+            program.
 
     Raises:
         TypeError: `function` can't be called, `layers` are no integers, or a leaf is no array.
@@ -57,7 +59,10 @@ def as_arrays(state: Any) -> Any:
 
     def of_leaf(path: Any, leaf: Any) -> jax.Array:
         try:
-            return jnp.asarray(leaf)
+            array = jnp.asarray(leaf)
+            if jnp.issubdtype(array.dtype, jax.dtypes.prng_key):
+                raise TypeError  # `jax.random.key_data` makes numbers of it
+            return array
         except (TypeError, ValueError):
             name, kind = jax.tree_util.keystr(path), type(leaf).__name__
             raise TypeError(

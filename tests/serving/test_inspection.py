@@ -132,6 +132,14 @@ def test_tokens_are_those_that_were_asked_for(llm):
         np.testing.assert_array_equal(output.outputs[0].captured[1], whole[span])
 
 
+@pytest.mark.parametrize("length", [31, 32, 33])
+def test_no_token_is_an_empty_array(llm, length):
+    one = SamplingParams(temperature=0.0, max_tokens=1)
+    (output,) = llm.generate([LONG[:length]], one, False, capture="generated")
+    assert output.error is None
+    assert [value.shape for value in output.outputs[0].captured.values()] == [(0, E)] * L
+
+
 def test_a_prefix_hit_brings_its_positions_along(llm):
     llm.generate([LONG], GREEDY, False)  # which asks for nothing
     (hit,) = llm.generate([[*LONG, 77]], GREEDY, False, capture=True)

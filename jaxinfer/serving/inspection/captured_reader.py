@@ -56,7 +56,8 @@ class CapturedReader:
 
     def _of_positions(self, request: Request, start: int, stop: int) -> dict[Any, np.ndarray]:
         S = self._programs.context.block_size
-        first = start // S
+        # At least one block, so that no token has arrays of the right widths, too.
+        first = min(start, max(stop - 1, 0)) // S
         blocks = request.blocks.table[first : -(-stop // S)]
         pieces = [
             self._runner.launches.run(self._gather, blocks[i : i + BLOCKS_A_COPY]).result()

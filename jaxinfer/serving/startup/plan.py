@@ -13,6 +13,7 @@ from jax.sharding import Mesh
 
 from jaxinfer.config import EngineConfig
 from jaxinfer.errors import CapacityError
+from jaxinfer.kernels.attention.kv_cache_spec import Tally
 from jaxinfer.kernels.attention.shared_prefix import rows_in_item
 from jaxinfer.kernels.choice import Backend, choose_backend, compute_capability_of
 from jaxinfer.kernels.policy import Kernels
@@ -353,7 +354,8 @@ def _count_blocks(
         return min(blocks, most), []
     utilization = config.gpu_memory_utilization
     free_bytes = memory.free_bytes(devices, utilization=utilization)
-    free_bytes -= memory.bytes_per_device((programs.kept_slots, programs.draft_state))
+    tallies = [entry for entry in programs.kv if isinstance(entry, Tally)]
+    free_bytes -= memory.bytes_per_device((programs.kept_slots, programs.draft_state, tallies))
     largest = largest_programs(buckets, programs.context.kernels)
     steps = [key for key in largest if uses_pages(key)]
     others = [key for key in largest if not uses_pages(key)]
