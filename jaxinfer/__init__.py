@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from jaxinfer.beam_search import BeamSearchOutput, BeamSearchParams, BeamSearchSequence
+    from jaxinfer.capture import Capture
     from jaxinfer.config import EngineConfig
     from jaxinfer.decisions import Decision
     from jaxinfer.errors import (
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from jaxinfer.model.checkpoint.weights import load_params, save_params
     from jaxinfer.model.config import ModelConfig
     from jaxinfer.model.forward import forward
+    from jaxinfer.model.intervention import Intervention
     from jaxinfer.model.quantized.quantization import Quantization
     from jaxinfer.model.sharding import ShardingRules, make_mesh
     from jaxinfer.model.text.tokenizer import Tokenizer
@@ -70,6 +72,7 @@ __all__ = [
     "BeamSearchParams",
     "BeamSearchSequence",
     "CapacityError",
+    "Capture",
     "ChosenLogprobs",
     "CompletionOutput",
     "Counter",
@@ -85,6 +88,7 @@ __all__ = [
     "FinishCode",
     "Gauge",
     "Histogram",
+    "Intervention",
     "JaxinferError",
     "LoRARequest",
     "LogitsProcessor",
@@ -131,6 +135,7 @@ __all__ = [
 
 _NAMES_OF = {
     "beam_search": ("BeamSearchOutput", "BeamSearchParams", "BeamSearchSequence"),
+    "capture": ("Capture",),
     "config": ("EngineConfig",),
     "decisions": ("Decision",),
     "errors": (
@@ -153,6 +158,7 @@ _NAMES_OF = {
     "model.checkpoint.weights": ("load_params", "save_params"),
     "model.config": ("ModelConfig",),
     "model.forward": ("forward",),
+    "model.intervention": ("Intervention",),
     "model.quantized.quantization": ("Quantization",),
     "model.sharding": ("ShardingRules", "make_mesh"),
     "model.text.tokenizer": ("Tokenizer",),

@@ -2,7 +2,7 @@
 
 import dataclasses
 import uuid
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Literal
 
 from jaxinfer.logprobs import LogprobsAtPosition
@@ -85,6 +85,9 @@ class CompletionOutput:
         pieces: the text, read as reasoning, content and tool calls, where the request says how; the
             text is then the content alone. None elsewhere.
         num_reasoning_tokens: of all its tokens so far; 0 where no reasoning is read.
+        captured: the activations that were asked for: NumPy arrays ``[tokens, ...]`` by layer, or
+            under "logits", of consecutive tokens, as `Capture` says; None before it has ended, and
+            if it was aborted or failed.
     """
 
     index: int
@@ -97,6 +100,9 @@ class CompletionOutput:
     weight_version: int = 0
     pieces: Sequence[Piece] | None = None
     num_reasoning_tokens: int = 0
+    captured: "Mapping[int | str, np.ndarray] | None" = dataclasses.field(
+        default=None, compare=False
+    )
 
     def finished(self) -> bool:
         """Whether it has ended."""
@@ -200,7 +206,7 @@ class RequestOutput(_WithCause):
     """A request with its completions: whole or, when streamed, only the text and tokens since the
     last output.
 
-    `json.dumps(dataclasses.asdict(output))` works for every output.
+    `json.dumps(dataclasses.asdict(output))` works for every output without captured activations.
 
     Attributes:
         request_id: the request's name.

@@ -57,3 +57,14 @@ def test_grpo_trains_on_what_it_measures(grpo, tmp_path):
 def test_grpo_draws_curves_in_text(grpo):
     text = grpo.text_plot("reward", [0.0, 0.5, 1.0], height=3)
     assert text.splitlines() == ["reward: 0 to 1, 3 steps", "  *", " * ", "*  "]
+
+
+@pytest.mark.slow
+def test_steering_moves_stories_to_an_island(tmp_path, capsys):
+    steering = _load("steering")
+    effect = steering.main(tmp_path / "steering.png")
+    assert effect.accuracy.min() > 0.9
+    assert (effect.share[:, 0] == 0).all()
+    assert effect.share[-1, -1] == 1
+    assert (np.diff(effect.share[-2:], axis=1) >= 0).all()
+    assert "layer 3: probe 100 %, islands 0 %" in capsys.readouterr().out

@@ -54,6 +54,7 @@ SERVING = (
     "processes",
     "replicas",
     "recording",
+    "inspection",
     "startup",
     "beams",
     "pooling",

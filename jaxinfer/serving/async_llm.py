@@ -7,6 +7,7 @@ from collections.abc import AsyncGenerator, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from jaxinfer.capture import CapturedTokens
 from jaxinfer.errors import JaxinferError
 from jaxinfer.expert_statistics import ExpertStatistics
 from jaxinfer.lora_request import AdapterChoice
@@ -86,6 +87,8 @@ class AsyncLLM(Door):
         prefill_only: bool = False,
         pooled: bool = False,
         answer: AnswerFormat | None = None,
+        capture: bool | CapturedTokens = False,
+        intervene: bool = False,
     ) -> AsyncGenerator[RequestOutput]:
         """Complete one prompt, for `async for`.
 
@@ -103,6 +106,8 @@ class AsyncLLM(Door):
             prefill_only: only run the prompt, for its log-probabilities: no token is sampled.
             pooled: only run the prompt, for the last output's `embedding`; `embed` is simpler.
             answer: how its text is read as reasoning, content and tool calls; None leaves it whole.
+            capture: as in `LLM.generate`; the last output has the activations.
+            intervene: as in `LLM.generate`.
 
         Returns:
             An iterator of outputs. The last has `finished`; after `abort` or `shutdown` its
@@ -124,7 +129,13 @@ class AsyncLLM(Door):
             answer=answer,
             lora_request=lora_request,
         )
+        (request,) = self._handle.loaded.inspection.requests([request], capture, intervene)
         return stream_request_async(driver, request, keeps=self)
+
+    async def set_intervention_state(self, state: Any) -> None:
+        """Give the intervention another state: see `LLM.set_intervention_state`."""
+        inspection = self._handle.loaded.inspection
+        await self._handle.driver.call_async(lambda: inspection.replace_state(state))
 
     async def embed(
         self,

@@ -5,8 +5,10 @@ from typing import Any
 
 from jax.sharding import Mesh
 
+from jaxinfer.capture import Capture
 from jaxinfer.config import EngineConfig
 from jaxinfer.model.config import ModelConfig
+from jaxinfer.model.intervention import Intervention, InterventionFunction
 from jaxinfer.model.quantized.quantization import with_scheme
 from jaxinfer.model.sharding import ShardingRules
 from jaxinfer.model.text.tokenizer import Tokenizer
@@ -16,6 +18,7 @@ from jaxinfer.rollouts.trees import leaves_by_path, nested
 from jaxinfer.serving.compile.jax_settings import JaxSettings
 from jaxinfer.serving.driver.live_drivers import wait_for_closing
 from jaxinfer.serving.handle import Handle
+from jaxinfer.serving.inspection.inspection import read_inspection
 from jaxinfer.serving.processes.start import start_processes
 from jaxinfer.serving.sampling.sampler import CustomSampler, LogitsProcessor
 from jaxinfer.serving.startup.loading import load_engine
@@ -23,6 +26,7 @@ from jaxinfer.serving.startup.model_source import ModelSource, check_given
 
 _OWN_KEYWORDS = (
     *("params", "mapping", "config", "mesh", "rules", "logits_processor", "sampler"),
+    *("capture", "intervention"),
     *("coordinator_address", "num_processes", "process_id"),
 )
 
@@ -39,6 +43,8 @@ def start_handle(
     rules: ShardingRules | None = None,
     logits_processor: LogitsProcessor | None = None,
     sampler: CustomSampler | None = None,
+    capture: Capture | None = None,
+    intervention: Intervention | InterventionFunction | None = None,
     coordinator_address: str | None = None,
     num_processes: int | None = None,
     process_id: int | None = None,
@@ -53,6 +59,7 @@ def start_handle(
         leaves = leaves_by_path(params)
         params = nested(leaves)
     check_given(model, params, config, mesh, rules)
+    inspection = read_inspection(capture, intervention)
     if config is not None and (scheme := engine_args.get("quantization")) is not None:
         config = with_scheme(config, scheme)
     if mapping is None and config is not None:
@@ -78,6 +85,7 @@ def start_handle(
         rules=rules or ShardingRules(),
         logits_processor=logits_processor,
         sampler=sampler,
+        inspection=inspection,
     )
     settings = JaxSettings.here()
     with settings.held():

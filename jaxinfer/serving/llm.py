@@ -12,9 +12,11 @@ from typing import Any
 from jax.sharding import Mesh
 
 from jaxinfer.beam_search import BeamSearchOutput, BeamSearchParams
+from jaxinfer.capture import Capture, CapturedTokens
 from jaxinfer.inputs import tokens_prompt
 from jaxinfer.lora_request import AdapterChoice
 from jaxinfer.model.config import ModelConfig
+from jaxinfer.model.intervention import Intervention, InterventionFunction
 from jaxinfer.model.sharding import ShardingRules
 from jaxinfer.model.text.tokenizer import Tokenizer
 from jaxinfer.outputs import RequestOutput
@@ -34,15 +36,17 @@ from jaxinfer.serving.driver.blocking_stream import stream_request
 from jaxinfer.serving.driver.pauses import InFlightPolicy
 from jaxinfer.serving.driver.sleep_state import PauseMode, SleepTag
 from jaxinfer.serving.engine.metrics import Metric
-from jaxinfer.serving.expert_door import ExpertDoor
 from jaxinfer.serving.handle_start import start_handle
+from jaxinfer.serving.inspection_door import InspectionDoor
 from jaxinfer.serving.memory_handover import MemoryHandover
 from jaxinfer.serving.pooling.task import ONLY_POOLS
 from jaxinfer.serving.profiles import Profiles
 from jaxinfer.serving.sampling.sampler import CustomSampler, LogitsProcessor
 
+Captures = bool | CapturedTokens | Sequence[bool | CapturedTokens]
 
-class LLM(ExpertDoor):
+
+class LLM(InspectionDoor):
     """A model that generates, chats and scores.
 
     All methods may be called from several threads; requests of all of them share the batch, which a
@@ -66,6 +70,9 @@ class LLM(ExpertDoor):
         logits_processor: `(logits, state) -> logits`, compiled into the step; see
             `jaxinfer.serving.sampling.sampler`.
         sampler: `(logits, state, keys) -> token ids`, replaces the draw.
+        capture: the activations that are kept for requests that ask for them; see `Capture`.
+        intervention: changes the residual stream of requests that ask for it; see `Intervention`,
+            which a function alone becomes.
         coordinator_address: "HOST:PORT" of process 0 where several processes run one engine, or
             "auto" under Slurm, Kubernetes or MPI. Every process makes the same LLM; process 0
             takes the requests and the others call `follow`. None takes the environment's
@@ -101,6 +108,8 @@ class LLM(ExpertDoor):
         rules: ShardingRules | None = None,
         logits_processor: LogitsProcessor | None = None,
         sampler: CustomSampler | None = None,
+        capture: Capture | None = None,
+        intervention: Intervention | InterventionFunction | None = None,
         coordinator_address: str | None = None,
         num_processes: int | None = None,
         process_id: int | None = None,
@@ -117,6 +126,8 @@ class LLM(ExpertDoor):
             rules=rules,
             logits_processor=logits_processor,
             sampler=sampler,
+            capture=capture,
+            intervention=intervention,
             coordinator_address=coordinator_address,
             num_processes=num_processes,
             process_id=process_id,
@@ -151,6 +162,8 @@ class LLM(ExpertDoor):
         lora_request: AdapterChoice | Sequence[AdapterChoice] = None,
         priority: int | Sequence[int] | None = None,
         profile: str | os.PathLike[str] | None = None,
+        capture: Captures = False,
+        intervene: bool | Sequence[bool] = False,
     ) -> list[RequestOutput]:
         """Complete prompts; returns when all are done.
 
@@ -165,6 +178,9 @@ class LLM(ExpertDoor):
                 `scheduling_policy="priority"`. None is 0 for all.
             profile: a directory that takes a profile of the first steps and its report (see
                 `profile`, which also takes other steps).
+            capture: whether outputs have the engine's captured activations, or of which tokens; one
+                for all prompts, or one for each.
+            intervene: whether the engine's intervention changes them; one for all, or one for each.
 
         Returns:
             One output for each prompt, in the order of the prompts. One that failed says why in
@@ -173,10 +189,12 @@ class LLM(ExpertDoor):
         Raises:
             TypeError: something is not a prompt; names its index. Nothing has been run.
             ValueError: a prompt can't be run, or the numbers differ. Nothing has been run.
+            CapacityError: the activations may be more than host memory holds; nothing has been run.
             KeyboardInterrupt: Ctrl-C; the requests of this call are aborted, the engine goes on.
         """
         driver = self._handle.driver
         requests = self._arguments.several(prompts, sampling_params, priority, lora_request)
+        requests = self._handle.loaded.inspection.requests(requests, capture, intervene)
         with self.profiles.record(profile) if profile is not None else contextlib.nullcontext():
             return run_requests(driver, requests, use_tqdm=use_tqdm)
 
@@ -194,6 +212,8 @@ class LLM(ExpertDoor):
         tools: Sequence[Mapping[str, Any]] | None = None,
         chat_template: str | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
+        capture: Captures = False,
+        intervene: bool | Sequence[bool] = False,
     ) -> list[RequestOutput]:
         """Answer a conversation, or several, through the model's chat template.
 
@@ -211,6 +231,8 @@ class LLM(ExpertDoor):
                 in place of them.
             chat_template_kwargs: further names for the template; an argument above that is named
                 here, too, has the value that it has here.
+            capture: as in `generate`.
+            intervene: as in `generate`.
 
         Raises:
             TypeError: messages or tools are not plain JSON data.
@@ -230,9 +252,9 @@ class LLM(ExpertDoor):
             chat_template=chat_template,
             chat_template_kwargs=chat_template_kwargs,
         )
-        return self.generate(
-            prompts, sampling_params, use_tqdm, priority=priority, lora_request=lora_request
-        )
+        options: dict[str, Any] = {"capture": capture, "intervene": intervene}
+        options |= {"priority": priority, "lora_request": lora_request}
+        return self.generate(prompts, sampling_params, use_tqdm, **options)
 
     def beam_search(
         self,

@@ -28,7 +28,7 @@ from jaxinfer.serving.startup.model_files import (
 
 # Fields that a front end handles itself, or that the engine's process does not need.
 _MOST_SHARED_BYTES = 4096
-_STAY_OF_REQUEST = ("key", "label", "kind")
+_STAY_OF_REQUEST = ("key", "label", "kind", "capture", "intervene")
 _STAY_IN_FRONT_END = {
     *("stop", "output_kind", "detokenize", "skip_special_tokens"),
     *("include_stop_str_in_output", "truncate_prompt_tokens", "timeout"),

@@ -18,7 +18,7 @@ from jaxinfer.serving.compile.cache.persistent_cache import store_directory
 from jaxinfer.serving.compile.compilation import Lowered
 from jaxinfer.serving.compile.program_store import ProgramStore, export_program, identity_of
 from jaxinfer.serving.compile.tracing import TracingWorkers
-from jaxinfer.serving.programs.kinds.kind import ProgramKey
+from jaxinfer.serving.programs.kinds.kind import ProgramKey, StepKind
 from jaxinfer.serving.programs.kinds.registry import kind_of
 from jaxinfer.serving.programs.program_set import program_of
 from jaxinfer.serving.programs.programs import Program, Programs
@@ -181,6 +181,8 @@ def _is_for_workers(programs: Programs, key: ProgramKey) -> bool:
     """True if a program is slow to trace and worker processes can trace it."""
     if programs.context.kernels.backend != "mosaic" or _runs_user_code(programs, key):
         return False
+    if programs.context.loop.runs_user_code:  # a local function can't be sent, nor a part of it
+        return False
     return kind_of(key).is_slow_to_trace
 
 
@@ -208,6 +210,7 @@ def _describe(device: Any) -> tuple[Any, ...]:
 
 def _runs_user_code(programs: Programs, key: ProgramKey) -> bool:
     """True if the program contains a user's function, whose changes can't be detected."""
-    context = programs.context
-    custom = context.logits_processor is not None or context.sampler is not None
-    return custom and kind_of(key).runs_user_code
+    context, kind = programs.context, kind_of(key)
+    samples = context.has_custom_functions and kind.runs_user_code
+    passes_layers = isinstance(kind, StepKind) and kind.uses_pages
+    return samples or (passes_layers and context.loop.runs_user_code)

@@ -36,6 +36,7 @@ class AdaptedLayers:
     ranks: int
     kernels: Kernels
     num_probed = 2
+    runs_user_code = False
 
     def beside(self, dtype: DTypeLike) -> tuple[Any, ...]:
         """Nothing."""

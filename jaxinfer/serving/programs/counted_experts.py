@@ -44,6 +44,7 @@ class CountedExperts:
     num_layers: int
     num_experts: int
     num_probed = 2
+    runs_user_code = False
 
     def beside(self, dtype: DTypeLike) -> tuple[Tally]:
         """The counts."""

@@ -18,6 +18,11 @@ class LayerLoop(Protocol):
         """Layers of each kind that take as much temporary memory as any number of them."""
         ...
 
+    @property
+    def runs_user_code(self) -> bool:
+        """Whether a caller's function is a part of it."""
+        ...
+
     def beside(self, dtype: Any) -> tuple[Any, ...]:
         """Further entries of the KV cache, as `KVCacheSpec.beside` describes them."""
         ...

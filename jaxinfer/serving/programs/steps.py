@@ -48,6 +48,7 @@ class EveryLayer:
     """The loop over layers of an engine without a draft head: it keeps nothing beside."""
 
     num_probed = 2
+    runs_user_code = False
     layer = staticmethod(jax.jit)
 
     def beside(self, dtype: Any) -> tuple[Any, ...]:

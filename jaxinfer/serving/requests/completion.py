@@ -89,6 +89,10 @@ class Completion:
         if self._logprobs is not None:
             logprobs = self._logprobs.since(start, self.token_ids)
             total = self._logprobs.total
+        captured = None
+        if (wanted := self.request.new.capture) is not None:
+            count = self.request.num_prompt_tokens + len(self.token_ids)
+            captured = wanted.of(self.request.request_id, count)
         return CompletionOutput(
             index=self.index,
             text=text,
@@ -99,6 +103,7 @@ class Completion:
             stop_reason=self.stop_reason,
             weight_version=self.weight_version,
             pieces=pieces,
+            captured=captured,
             num_reasoning_tokens=0 if self._text is None else self._text.num_reasoning_tokens,
         )
 

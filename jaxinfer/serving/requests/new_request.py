@@ -12,6 +12,7 @@ from typing import Any, Literal
 from jaxinfer.model.adapters.adapter import Adapter
 from jaxinfer.sampling_params import RequestOutputKind, SamplingParams
 from jaxinfer.serving.parsers.answer_format import AnswerFormat
+from jaxinfer.serving.requests.captured import WantedCapture
 from jaxinfer.serving.requests.packed_ids import pack_ids
 
 OutputKind = Literal["final", "cumulative", "delta", "tokens"]
@@ -85,6 +86,9 @@ class NewRequest:
         pooled: whether a `prefill_only` request gets the vector of its last token.
         priority: of all its completions; lower values run earlier, see `Scheduler`.
         answer: how its text is read; None leaves it whole.
+        capture: the activations that its outputs have; None for none.
+        intervene: whether the engine's intervention changes its residual stream; its prompt's salt
+            then keeps its blocks from others.
         sink: receives its outputs. None leaves them to `Engine.take_outputs`, or to
             `ByHand.step` after `ByHand.add`.
     """
@@ -99,6 +103,8 @@ class NewRequest:
     pooled: bool = False
     priority: int = 0
     answer: AnswerFormat | None = None
+    capture: WantedCapture | None = None
+    intervene: bool = False
     sink: Sink | None = None
 
     def __post_init__(self) -> None:

@@ -136,7 +136,7 @@ class RequestGroup:
                 sum(request.history.num_draft_tokens for request in requests),
                 sum(request.history.num_accepted_tokens for request in requests),
             ),
-            error=self.error,
+            error=self.error or (self.new.capture and self.new.capture.lost),
             weight_version=max(output.weight_version for output in outputs),
         )
         if self.cause is not None:

@@ -15,10 +15,11 @@ from jaxinfer.serving.programs.steps import KVCache
 from jaxinfer.serving.programs.upload import upload
 from jaxinfer.serving.sampling.layout import SlotState
 
+Arrays = tuple[KVCache, jax.Array, SlotState | None, DraftState | None]
+"""What is allocated together; the KV cache comes first."""
 
-def allocate(
-    programs: Programs, cache_directory: str | None = ""
-) -> tuple[KVCache, jax.Array, SlotState | None, DraftState | None]:
+
+def allocate(programs: Programs, cache_directory: str | None = "") -> Arrays:
     """Zeroed pages of every layer, last tokens and slots, sharded as the steps want them.
 
     And the texts that drafts are made from, in an engine with drafts: a corpus without a text. An

@@ -54,8 +54,10 @@ class Runner:
         owns_params: whether the runner alone holds the parameters, so that they may be overwritten.
 
     Attributes:
+        programs: describes its programs.
         launcher: launches programs, in `launches`, and holds the arrays that they run on.
         before_free: is given the KV cache before its memory is freed, if there is one.
+        prepare: from new arrays, the cache first, makes those that steps begin with.
         num_kv_blocks: P, block 0 included.
         num_host_blocks: blocks of host memory for swapping.
         compiles_ahead: whether `compile_all` is wanted before the first request.
@@ -77,7 +79,7 @@ class Runner:
         owns_params: bool = False,
     ) -> None:
         self._config, self._plan = config, plan
-        self._programs, self._buckets = plan.programs, plan.buckets
+        self.programs, self._buckets = plan.programs, plan.buckets
         self._compiled, self._lowering = plan.compiled, plan.lowering
         context = plan.programs.context
         self._mesh = context.mesh
@@ -125,6 +127,7 @@ class Runner:
         )
         self.span: EnterSpan = contextlib.nullcontext
         self.before_free: Callable[[Any], None] = lambda kv: None
+        self.prepare: Callable[[kv_cache.Arrays], kv_cache.Arrays] = lambda arrays: arrays
         self._peer_buffers: list[peer_buffers.PeerBuffers] = []
         self.compiles_ahead = config.compiles_ahead(plan.platform)
         if not self.compiles_ahead:
@@ -234,8 +237,7 @@ class Runner:
             readout.name: readout.unpack(np.asarray(values), read.rows)
             for readout, values in read.readouts.items()
         }
-        num_rows = len(read.rows)
-        return unpack_step(sampled, readouts, num_rows=num_rows)
+        return unpack_step(sampled, readouts, num_rows=len(read.rows))
 
     def reset_cache(self) -> None:
         """Allocate the pages anew, after a step that raised has destroyed the donated ones.
@@ -248,10 +250,10 @@ class Runner:
         self.launches.wait()
         start = time.perf_counter()
         # First, because that waits for all GPUs to finish steps that write to the old ones.
-        fresh = [peer_buffers.allocate(peers) for peers in self._programs.peers]
+        fresh = [peer_buffers.allocate(peers) for peers in self.programs.peers]
         self._free_cache()
         disk = self._config.compilation_cache_dir
-        arrays = kv_cache.allocate(self._programs, disk)
+        arrays = self.prepare(kv_cache.allocate(self.programs, disk))
         self._peer_buffers, peers = fresh, tuple(each.peers for each in fresh)
         self.launcher.resident = Resident(self.weights.params, self.weights.head, *arrays, peers)
         with self._watchdog.watching("the allocation of its KV cache"):

@@ -66,7 +66,7 @@ class StepLauncher:
         if missing := [key for key in batch.programs if key not in self._compiled]:
             self._compiled.compile_now(missing)
         for slot, adapter in schedule.adapter_loads:
-            write_adapter(self.resident.params, slot, adapter, self._program, self._whole)
+            write_adapter(self.resident.params, slot, adapter, self.program, self._whole)
         if schedule.swap_out or schedule.swap_in:
             pairs = schedule.swap_out, schedule.swap_in
             kv = self._host_blocks.swap(self.resident.kv, *pairs, self._compiled.__getitem__)
@@ -79,7 +79,7 @@ class StepLauncher:
         outputs = self._run(batch.forward, StepOutputs(), self._inputs.write(batch.packed))
         if schedule.block_copies:
             copied = kv_cache.copy_blocks(
-                self.resident.kv, schedule.block_copies, self._program, self._whole
+                self.resident.kv, schedule.block_copies, self.program, self._whole
             )
             self.resident = self.resident._replace(kv=copied)
         step = UnsampledStep(schedule, batch, outputs)
@@ -112,7 +112,7 @@ class StepLauncher:
         sampled = outputs.newest
         self._inputs.read_by(sampled)  # small arrays kept on a device would move others
         readouts = {
-            each: each.launch(self.resident.head, outputs, self._upload(packed), self._program)
+            each: each.launch(self.resident.head, outputs, self._upload(packed), self.program)
             for each, packed in batch.readouts.items()
         }
         for values in readouts.values():
@@ -123,13 +123,14 @@ class StepLauncher:
 
     def _run(self, key: ProgramKey, before: StepOutputs, given: Any) -> StepOutputs:
         self.resident, outputs = step_kind_of(key).run(
-            key, self._program(key), self.resident, before, given
+            key, self.program(key), self.resident, before, given
         )
         self._watchdog.expect(outputs.newest, key)
         self.await_if_emulated(outputs.newest)
         return outputs
 
-    def _program(self, key: ProgramKey) -> jax.stages.Compiled:
+    def program(self, key: ProgramKey) -> jax.stages.Compiled:
+        """The compiled program of a key."""
         compiled = self._compiled[key]
         if self.launched is not None:
             self.launched.append((key, compiled))

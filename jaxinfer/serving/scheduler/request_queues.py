@@ -1,6 +1,7 @@
 """The queues of waiting and running requests, with each one's slot, blocks and host blocks."""
 
 from collections import OrderedDict
+from collections.abc import Callable
 
 from jaxinfer.outputs import FinishReason
 from jaxinfer.serving.requests.request import Rank, Request, RequestStatus
@@ -36,6 +37,8 @@ class RequestQueues:
         self.num_preemptions = 0
         self.epoch = 0
         """How often the cache was rebuilt; results of steps planned before are dropped."""
+        self.before_finish: Callable[[Request, FinishReason], None] = lambda request, reason: None
+        """Is given each request that ends, while it holds what it holds."""
         self._num_added = 0
         self.parks_others = False
         """Whether requests that come are parked."""
@@ -99,6 +102,7 @@ class RequestQueues:
             return
         if reason == "error":
             self.pool.distrust(request)
+        self.before_finish(request, reason)
         # Safe while a step that writes to these blocks is in flight: see `Scheduler`.
         self._remove(request)
         request.forget_tokens_in_flight()

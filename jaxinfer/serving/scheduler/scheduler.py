@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable
 
 from jaxinfer.config import PreemptionMode
 from jaxinfer.errors import CapacityError
+from jaxinfer.outputs import FinishReason
 from jaxinfer.serving.requests.draft_record import DraftCounts
 from jaxinfer.serving.requests.request import NO_LIMITS, Request
 from jaxinfer.serving.requests.stopping import set_limits
@@ -196,6 +197,10 @@ class Scheduler:
         Running requests go on with the blocks they have, which are no longer shared.
         """
         self.pool.invalidate()
+
+    def watch_ends(self, watch: Callable[[Request, FinishReason], None]) -> None:
+        """Give each request that ends to `watch` first, with its blocks; it must not raise."""
+        self._queues.before_finish = watch
 
     def check_invariants(self) -> None:
         """Raise RuntimeError unless every block, slot and queue position is accounted for."""

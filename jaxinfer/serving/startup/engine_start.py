@@ -19,6 +19,7 @@ from jaxinfer.model.text.tokenizer import Tokenizer
 from jaxinfer.serving.compile.lowering import Lowering
 from jaxinfer.serving.constraints.constraint import ConstraintSource
 from jaxinfer.serving.engine.engine import Engine
+from jaxinfer.serving.inspection.inspection import NO_INSPECTION, Inspection
 from jaxinfer.serving.replicas.started_replica import StartedReplica
 from jaxinfer.serving.runner.device_params import describe_params, place_params
 from jaxinfer.serving.runner.experts.placed_experts import PlacedExperts
@@ -47,6 +48,7 @@ class StartSettings:
         fewest: maps this process's number of KV blocks to the least of all processes.
         draft_head: the head that drafts; None without one.
         placed_experts: where experts lie that move between devices; None if none do.
+        inspection: what is read and changed of activations.
     """
 
     model_config: ModelConfig
@@ -61,6 +63,7 @@ class StartSettings:
     fewest: Callable[[int], int] = int
     draft_head: DraftHead | None = None
     placed_experts: PlacedExperts | None = None
+    inspection: Inspection = NO_INSPECTION
 
 
 def start_engine(
@@ -157,6 +160,7 @@ def start_runner(
         lowering=lowering,
         devices=devices,
         draft_head=None if head is None else head.config,
+        inspection=setup.inspection,
     )
     return Runner(
         placed,

@@ -33,6 +33,8 @@ from jaxinfer.serving.compile.cache.executable_store import keeps_executables
 from jaxinfer.serving.compile.cache.persistent_cache import ONE_AT_A_TIME, persistent_cache
 from jaxinfer.serving.constraints.request_constraints import RequestConstraints
 from jaxinfer.serving.engine.steppable import Steppable
+from jaxinfer.serving.inspection.engine_inspection import EngineInspection, start_inspection
+from jaxinfer.serving.inspection.no_inspection import NoInspection
 from jaxinfer.serving.processes.description import (
     describe_engine,
     describe_environment,
@@ -97,6 +99,7 @@ class Loaded:
         classifier: the model's classifying head; None for a language model.
         experts: reads how the model's experts were used.
         placed_experts: where experts lie that move between devices; None without `enable_eplb`.
+        inspection: lets requests ask for activations and for changes.
     """
 
     engine: Steppable
@@ -114,6 +117,7 @@ class Loaded:
     classifier: ScoreHead | None
     experts: ExpertUse
     placed_experts: PlacedExperts | None
+    inspection: EngineInspection | NoInspection
 
 
 def load_engine(config: EngineConfig, source: ModelSource) -> Loaded:
@@ -145,6 +149,8 @@ def _load(config: EngineConfig, source: ModelSource, group: ProcessGroup | None)
         directory = resolve_model(config.model, config.revision)
     model_config = read_model_config(directory, source.model_config, config)
     classifier = read_classifier(directory, model_config, config)
+    num_processes = 1 if group is None else group.num_processes
+    source.inspection.check(config, model_config, num_processes=num_processes)
     draft_head = read_head_of(config, model_config)
     if config.swap_space and config.preemption_mode != "swap":
         say(config, _UNUSED_SWAP_SPACE)
@@ -196,6 +202,7 @@ def _load(config: EngineConfig, source: ModelSource, group: ProcessGroup | None)
         fewest=int if group is None else lambda count: min(group.agree("KV blocks", count)),
         draft_head=draft_head,
         placed_experts=choose_slots(config, model_config, meshes, rules),
+        inspection=source.inspection,
     )
     cache = functools.partial(persistent_cache, config.compilation_cache_dir)
     params = source.params or {}
@@ -243,6 +250,7 @@ def _load(config: EngineConfig, source: ModelSource, group: ProcessGroup | None)
         classifier,
         ExpertUse(engine, started, model_config if config.expert_statistics else None),
         setup.placed_experts,
+        start_inspection(source.inspection, engine, started),
     )
 
 

@@ -11,6 +11,7 @@ from jaxinfer.config import EngineConfig
 from jaxinfer.model.config import ModelConfig
 from jaxinfer.model.sharding import ShardingRules
 from jaxinfer.model.text.tokenizer import Tokenizer
+from jaxinfer.serving.inspection.inspection import NO_INSPECTION, Inspection
 from jaxinfer.serving.sampling.sampler import CustomSampler, LogitsProcessor
 
 
@@ -43,6 +44,7 @@ class ModelSource:
         rules: the sharding of the model over the devices.
         logits_processor: see `check_logits_processor`.
         sampler: see `check_sampler`.
+        inspection: what is read and changed of activations.
     """
 
     params: Mapping[str, Any] | None = None
@@ -54,6 +56,7 @@ class ModelSource:
     rules: ShardingRules = dataclasses.field(default_factory=ShardingRules)
     logits_processor: LogitsProcessor | None = None
     sampler: CustomSampler | None = None
+    inspection: Inspection = NO_INSPECTION
 
     def describe(self) -> dict[str, str]:
         """The maker's description (see `ParamsMaker.describe`), or an empty one."""

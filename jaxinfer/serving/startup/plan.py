@@ -13,6 +13,7 @@ from jax.sharding import Mesh
 
 from jaxinfer.config import EngineConfig
 from jaxinfer.errors import CapacityError
+from jaxinfer.kernels.attention.kv_cache_spec import Tally
 from jaxinfer.kernels.attention.shared_prefix import rows_in_item
 from jaxinfer.kernels.choice import Backend, choose_backend, compute_capability_of
 from jaxinfer.kernels.policy import Kernels
@@ -30,6 +31,7 @@ from jaxinfer.serving.compile.compilation import CompilationCounter, CompiledPro
 from jaxinfer.serving.compile.eager import EagerProgram, check_eager
 from jaxinfer.serving.compile.jax_settings import check_matmul_precision
 from jaxinfer.serving.compile.lowering import Lowering, start_lowering
+from jaxinfer.serving.inspection.inspection import NO_INSPECTION, Inspection
 from jaxinfer.serving.programs.adapted_layers import AdaptedLayers
 from jaxinfer.serving.programs.buckets import Buckets
 from jaxinfer.serving.programs.choose_buckets import choose_buckets, for_pooling
@@ -77,6 +79,7 @@ def plan_engine(
     lowering: Lowering | None = None,
     devices: Sequence[Any] | None = None,
     draft_head: HeadConfig | None = None,
+    inspection: Inspection = NO_INSPECTION,
 ) -> EnginePlan:
     """Choose kernels and shapes and count the KV blocks; on a GPU this compiles some programs.
 
@@ -93,6 +96,7 @@ def plan_engine(
         lowering: shared with other replicas; None makes the engine's own.
         devices: all replicas' devices, which bound the blocks; the mesh's if None.
         draft_head: the head that drafts, whose parameters are among the others.
+        inspection: what is read and changed of activations.
 
     Raises:
         CapacityError: the cache can't hold one full-length request, or has more blocks than kernels
@@ -123,7 +127,8 @@ def plan_engine(
         engine_config.logprobs_mode,
         engine_config.kv_cache_dtype,
     )
-    context = replace(context, loop=_layer_loop(context, engine_config, draft_head))
+    plain = _layer_loop(context, engine_config, draft_head)
+    context = replace(context, loop=inspection.loop(plain, model_config, dtype, context.axis))
     # As few blocks as possible until their number is known: temporaries don't depend on it.
     samples = engine_config.runner == "generate"
     programs = Programs(context, params, 2, engine_config.max_num_seqs + 1, samples=samples)
@@ -134,6 +139,7 @@ def plan_engine(
     shapes = functools.partial(
         _shapes,
         engine_config,
+        inspection,
         max_num_seqs=engine_config.max_num_seqs,
         max_num_batched_tokens=engine_config.token_budget(device.platform),
         block_size=engine_config.block_size,
@@ -161,7 +167,9 @@ def plan_engine(
             num_blocks=blocks,
             block_size=engine_config.block_size,
             max_model_len=max_model_len,
-            remedy=_remedy(engine_config, device.platform, max_model_len),
+            remedy=inspection.remedy(
+                _remedy(engine_config, device.platform, max_model_len), engine_config
+            ),
         )
     except BaseException:
         first.close()
@@ -252,8 +260,8 @@ def _layer_loop(
     return loop
 
 
-def _shapes(config: EngineConfig, **sizes: Any) -> Buckets:
-    buckets = choose_buckets(**sizes)
+def _shapes(config: EngineConfig, inspection: Inspection, **sizes: Any) -> Buckets:
+    buckets = inspection.buckets(choose_buckets(**sizes))
     if config.enable_lora:
         buckets = replace(buckets, extra=(SLOT_OF_TOKEN,))
     return for_pooling(buckets, sizes["platform"]) if config.runner == "pooling" else buckets
@@ -352,7 +360,8 @@ def _count_blocks(
         return min(blocks, most), []
     utilization = config.gpu_memory_utilization
     free_bytes = memory.free_bytes(devices, utilization=utilization)
-    free_bytes -= memory.bytes_per_device((programs.kept_slots, programs.draft_state))
+    tallies = [entry for entry in programs.kv if isinstance(entry, Tally)]
+    free_bytes -= memory.bytes_per_device((programs.kept_slots, programs.draft_state, tallies))
     largest = largest_programs(buckets, programs.context.kernels)
     steps = [key for key in largest if uses_pages(key)]
     others = [key for key in largest if not uses_pages(key)]

@@ -76,9 +76,10 @@ ANSWERS = st.builds(
     tags_are_tokens=st.booleans(),
 )
 RECORDS = {"prompt": PROMPTS, "params": sampling_params(), "answer": st.none() | ANSWERS}
+NOT_HERE = {"capture": st.none()}  # an engine of several processes has none
 REQUESTS = st.builds(
     NewRequest,
-    **dict.fromkeys(names(NewRequest), ...) | RECORDS | {"sink": st.just(print)},
+    **dict.fromkeys(names(NewRequest), ...) | RECORDS | {"sink": st.just(print)} | NOT_HERE,
 )
 
 

@@ -8,6 +8,7 @@ from jaxinfer.serving.programs.kinds.decode import DecodeKind
 from jaxinfer.serving.programs.kinds.kind import ProgramKey, ProgramKind, StepKind
 from jaxinfer.serving.programs.kinds.prefill import PrefillKind
 from jaxinfer.serving.programs.kinds.prompt_logprobs import PromptLogprobsKind
+from jaxinfer.serving.programs.kinds.read_captured import ReadCapturedKind
 from jaxinfer.serving.programs.kinds.sampled_decode import SampledDecodeKind
 from jaxinfer.serving.programs.kinds.sampler import SamplerKind
 from jaxinfer.serving.programs.kinds.set_edits import SetEditsKind, SetMasksKind
@@ -30,6 +31,7 @@ KINDS: dict[type, ProgramKind[Any]] = {
         SwapKind(),
         CopyBlocksKind(),
         WriteAdapterKind(),
+        ReadCapturedKind(),
     )
 }
 """All kinds by the class of their keys, the slowest to compile first."""

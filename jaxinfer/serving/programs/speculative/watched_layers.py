@@ -68,6 +68,7 @@ class WatchedLayers:
 
     pages: HeadPages
     inner: LayerLoop = EVERY_LAYER
+    runs_user_code = False
 
     @property
     def num_probed(self) -> int:

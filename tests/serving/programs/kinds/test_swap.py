@@ -19,7 +19,7 @@ def test_swap_space_takes_its_memory_at_the_start():
     runner = make_runner()
     try:
         before = psutil.Process().memory_info().rss
-        blocks = HostBlocks(runner._programs, 256 * MIB / 2**30)
+        blocks = HostBlocks(runner.programs, 256 * MIB / 2**30)
         taken = psutil.Process().memory_info().rss - before
     finally:
         runner.close()
