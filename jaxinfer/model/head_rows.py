@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxinfer.kernels.matmul.linear_leaf import OtherLinear
 from jaxinfer.kernels.matmul.op import linear_of
 
 
@@ -28,6 +29,7 @@ def head_rows(head: Mapping[str, Any], token_ids: Sequence[int]) -> np.ndarray:
     linear = linear_of(head, "lm_head") if "lm_head" in head else linear_of(model, "embed_tokens")
     ids = np.asarray(token_ids, np.int32)
     own = linear.of_outputs(lambda leaf: jnp.asarray(_rows(leaf, ids)))
+    assert not isinstance(own, OtherLinear)  # no head has adapters
     return np.asarray(own.matrix(model["norm"].dtype), np.float32)
 
 

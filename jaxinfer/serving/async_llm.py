@@ -10,7 +10,7 @@ from typing import Any
 from jaxinfer.capture import CapturedTokens
 from jaxinfer.errors import JaxinferError
 from jaxinfer.expert_statistics import ExpertStatistics
-from jaxinfer.lora_request import AdapterChoice
+from jaxinfer.model.adapters.lora_request import AdapterChoice
 from jaxinfer.model.text.tokenizer import Tokenizer
 from jaxinfer.outputs import EmbeddingOutput, RequestOutput
 from jaxinfer.rollouts.mapping import ParamsMapping

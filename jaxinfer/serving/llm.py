@@ -14,7 +14,7 @@ from jax.sharding import Mesh
 from jaxinfer.beam_search import BeamSearchOutput, BeamSearchParams
 from jaxinfer.capture import Capture, CapturedTokens
 from jaxinfer.inputs import tokens_prompt
-from jaxinfer.lora_request import AdapterChoice
+from jaxinfer.model.adapters.lora_request import AdapterChoice
 from jaxinfer.model.config import ModelConfig
 from jaxinfer.model.intervention import Intervention, InterventionFunction
 from jaxinfer.model.sharding import ShardingRules

@@ -12,8 +12,8 @@ import numpy as np
 
 from jaxinfer.checks import show
 from jaxinfer.config import EngineConfig
-from jaxinfer.lora_request import LoRARequest
 from jaxinfer.model.adapters.adapter import Adapter
+from jaxinfer.model.adapters.lora_request import LoRARequest
 from jaxinfer.model.adapters.names import is_transposed, paired
 from jaxinfer.model.adapters.peft_files import read_peft
 from jaxinfer.model.adapters.shape import AdapterShape, Matrices, Target

@@ -2,6 +2,7 @@
 
 import dataclasses
 from dataclasses import dataclass
+from typing import Any
 
 from jaxinfer.capture import CapturedValue
 from jaxinfer.serving.programs.buckets import Buckets
@@ -23,5 +24,8 @@ def inspected(
     buckets: Buckets, *, extra: tuple[Datum, ...], captured: CapturedValue | None
 ) -> InspectedBuckets:
     """The buckets with further data of rows and tokens, and what is read."""
-    own = {entry.name: getattr(buckets, entry.name) for entry in dataclasses.fields(buckets)}
-    return InspectedBuckets(**own | {"extra": extra}, captured=captured)
+    own: dict[str, Any] = {
+        entry.name: getattr(buckets, entry.name) for entry in dataclasses.fields(buckets)
+    }
+    own["extra"] = extra
+    return InspectedBuckets(**own, captured=captured)

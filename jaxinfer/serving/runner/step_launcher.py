@@ -78,10 +78,9 @@ class StepLauncher:
             self.resident = self.resident._replace(drafts=drafts)
         outputs = self._run(batch.forward, StepOutputs(), self._inputs.write(batch.packed))
         if schedule.block_copies:
-            copied = kv_cache.copy_blocks(
-                self.resident.kv, schedule.block_copies, self.program, self._whole
-            )
-            self.resident = self.resident._replace(kv=copied)
+            kv, copies = self.resident.kv, schedule.block_copies
+            kv = kv_cache.copy_blocks(kv, copies, self.program, self._whole)
+            self.resident = self.resident._replace(kv=kv)
         step = UnsampledStep(schedule, batch, outputs)
         return step if schedule.host_dependent else self._sample(step)
 
