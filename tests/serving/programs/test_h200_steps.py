@@ -136,7 +136,7 @@ STEPS = {
 
 
 @functools.cache
-def _programs(devices, config=_CONFIG):
+def programs_on(devices, config=_CONFIG):
     mesh, rules = h200_mesh(devices), ShardingRules()
     peer_buffers = have_peer_buffers(mesh, devices, Kernels("mosaic"))
     context = StepContext(
@@ -148,7 +148,7 @@ def _programs(devices, config=_CONFIG):
 
 @functools.cache
 def _compile(key, devices, config=_CONFIG):
-    programs = _programs(devices, config)
+    programs = programs_on(devices, config)
     options = options_of(key, platform="gpu", num_devices=devices)
     compiled = program_of(programs, key).lower().compile(compiler_options=options or None)
     return compiled.memory_analysis(), compiled.as_text()
@@ -161,19 +161,19 @@ def step(request):
 
 def test_the_cache_is_updated_in_place(step):
     memory, text = _compile(step.key, step.devices)
-    kv_bytes = _programs(step.devices).cache.block_bytes * _BLOCKS
+    kv_bytes = programs_on(step.devices).cache.block_bytes * _BLOCKS
     others = 4 * _SLOTS if isinstance(step.key, SampledDecodeKey | SpeculativeDecodeKey) else 0
     if isinstance(step.key, SpeculativeDecodeKey):
-        others += bytes_per_device(_programs(step.devices).draft_state)
+        others += bytes_per_device(programs_on(step.devices).draft_state)
     assert memory.alias_size_in_bytes == kv_bytes + others
-    pages = _programs(step.devices).kv[0].k
+    pages = programs_on(step.devices).kv[0].k
     local = pages.sharding.shard_shape(pages.shape)
     assert hlo.copies(text, functools.reduce(int.__mul__, local)) == []
 
 
 @pytest.mark.parametrize("devices", [1, 2])
 def test_edits_and_counts_of_slots_are_updated_in_place(devices):
-    programs = _programs(devices)
+    programs = programs_on(devices)
     for key in (SamplerKey(64, "full"), SetEditsKey(8), CountTokensKey(8, 2048)):
         memory, text = _compile(key, devices)
         kept = programs.slot_state
@@ -327,7 +327,7 @@ def test_a_step_of_two_layers_of_each_kind_needs_the_memory_of_one_of_many(confi
     layers = config.num_hidden_layers
 
     def few_bytes(count):
-        shallow = _programs(1, config).with_layers(count)
+        shallow = programs_on(1, config).with_layers(count)
         kinds = len(set(family_of(config.model_type).layer_kinds(config)))
         assert len(shallow.params["model"]["layers"]) == len(shallow.kv) == kinds * count
         options = options_of(key, platform="gpu", num_devices=1)
@@ -411,7 +411,7 @@ def test_other_families_have_kernels(family):
 
 def test_a_multi_step_that_shares_its_forward_pass_is_compiled_to_the_same():
     key = STEPS["multi_step_2"].key
-    programs = dataclasses.replace(_programs(1), forward=SharedForward("cuda"))
+    programs = dataclasses.replace(programs_on(1), forward=SharedForward("cuda"))
     options = options_of(key, platform="gpu", num_devices=1)
     shared = program_of(programs, key).lower().compile(compiler_options=options)
     found = []
