@@ -286,8 +286,9 @@ class LLM(InspectionDoor):
         self._handle.check_open()
         if self.engine_config.runner == "pooling":
             raise ValueError(ONLY_POOLS)
+        adapter: Any = self._arguments.adapters.find(lora_request)  # once for all steps
         return search_beams(
-            functools.partial(self.generate, use_tqdm=False, lora_request=lora_request),
+            functools.partial(self.generate, use_tqdm=False, lora_request=adapter),
             prompts,
             params,
             reader=self._loaded.reader,

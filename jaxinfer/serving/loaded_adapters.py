@@ -1,5 +1,6 @@
 """The adapters that an engine's host has loaded, by name."""
 
+import numbers
 import threading
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
@@ -36,6 +37,8 @@ class LoadedAdapters:
         self._loading = threading.Lock()  # held while files are read
         self._lock = threading.Lock()
         self._loaded: OrderedDict[str, Adapter] = OrderedDict()
+        self._paths: dict[str, str] = {}
+        """The directories of those that gave way to others, to be read again."""
 
     @classmethod
     def of(cls, config: EngineConfig, loaded: Loaded) -> "LoadedAdapters":
@@ -50,7 +53,7 @@ class LoadedAdapters:
     def names(self) -> tuple[str, ...]:
         """The names of all loaded ones."""
         with self._lock:
-            return tuple(sorted(self._loaded))
+            return tuple(sorted({*self._loaded, *self._paths}))
 
     def load(self, name: str, source: Any, scale: float | None, *, replaces: bool) -> None:
         """Load an adapter from a directory or a tree of arrays.
@@ -71,8 +74,8 @@ class LoadedAdapters:
         with self._loading:
             with self._lock:
                 if replaces:
-                    self._known(name)
-                elif name in self._loaded:
+                    self._check_known(name)
+                elif name in self._loaded or name in self._paths:
                     raise ValueError(
                         f"adapter {show(name)} is loaded; replace it (update_adapter, "
                         "load_inplace) or unload it"
@@ -87,9 +90,10 @@ class LoadedAdapters:
             ValueError: none of that name is loaded.
         """
         self._needed_shape()
-        with self._lock:
-            self._known(name)
-            del self._loaded[name]
+        with self._loading, self._lock:  # not while it is being replaced
+            self._check_known(name)
+            self._loaded.pop(name, None)
+            self._paths.pop(name, None)
 
     def adapted(self, prompts: Sequence[Prompt], given: Any) -> list[Prompt]:
         """Prompts with the adapters that a call asks for.
@@ -108,35 +112,31 @@ class LoadedAdapters:
                 f"lora_request has {len(given)} entries for a call of {len(prompts)}; give one for "
                 "each prompt"
             )
-        pairs = zip(prompts, map(self.find, given), strict=True)
-        return [replace(prompt, adapter=adapter) for prompt, adapter in pairs]
+        found = {id(each): self.find(each) for each in given}  # an object is looked up once
+        pairs = zip(prompts, given, strict=True)
+        return [replace(prompt, adapter=found[id(each)]) for prompt, each in pairs]
 
     def find(self, given: Any) -> Adapter | None:
         """The adapter that a request asks for, loaded from its directory if it isn't.
 
         Args:
-            given: a `LoRARequest`, the name of a loaded one, or None.
+            given: a `LoRARequest`, the name of a loaded one, what `find` returned, or None.
 
         Raises:
             TypeError: it is none of these.
             ValueError, ModelLoadError: it can't be loaded, or no such name is.
         """
-        if given is None:
-            return None
+        if given is None or isinstance(given, Adapter):
+            return given
         if not isinstance(given, (LoRARequest, str)):
             kind = type(given).__name__
             raise TypeError(f"lora_request must be a LoRARequest or a loaded name, got {kind}")
         shape = self._needed_shape()
         if isinstance(given, str):
-            with self._lock:
-                self._loaded.move_to_end(self._known(given).name)
-                return self._loaded[given]
+            return self._of_name(shape, given)
         name, path = given.lora_name, given.lora_path
         with self._loading:
-            with self._lock:
-                found = self._loaded.get(name)
-                if found is not None:
-                    self._loaded.move_to_end(name)
+            found = self._used(name)
             if found is None or given.load_inplace:
                 found = _build(shape, name, path, None)
                 self._add(found)
@@ -147,16 +147,37 @@ class LoadedAdapters:
             )
         return found
 
+    def _of_name(self, shape: AdapterShape, name: str) -> Adapter:
+        """The loaded adapter of a name; one that gave way to others is read again."""
+        if (found := self._used(name)) is not None:
+            return found
+        with self._loading:
+            with self._lock:
+                self._check_known(name)
+                path = self._paths.get(name)
+            if path is None:  # another thread has read it meanwhile
+                return self._loaded[name]
+            found = _build(shape, name, path, None)
+            self._add(found)
+            return found
+
+    def _used(self, name: str) -> Adapter | None:
+        """The adapter of a name, if it is in memory, which is now the last to give way."""
+        with self._lock:
+            if name not in self._loaded:
+                return None
+            self._loaded.move_to_end(name)
+            return self._loaded[name]
+
     def _needed_shape(self) -> AdapterShape:
         if self._shape is None:
             raise ValueError("adapters need an engine with enable_lora=True")
         return self._shape
 
-    def _known(self, name: Any) -> Adapter:
-        if name not in self._loaded:
-            known = ", ".join(sorted(self._loaded)) or "none"
+    def _check_known(self, name: Any) -> None:
+        if name not in self._loaded and name not in self._paths:
+            known = ", ".join(sorted({*self._loaded, *self._paths})) or "none"
             raise ValueError(f"no adapter {show(name)} is loaded; loaded are: {known}")
-        return self._loaded[name]
 
     def _add(self, adapter: Adapter) -> None:
         with self._lock:
@@ -168,7 +189,10 @@ class LoadedAdapters:
                         f"max_cpu_loras={self._most} adapters are loaded, all from arrays; unload "
                         "one"
                     )
+                assert oldest.path is not None
+                self._paths[oldest.name] = oldest.path
                 del self._loaded[oldest.name]
+            self._paths.pop(adapter.name, None)
             self._loaded[adapter.name] = adapter
 
 
@@ -179,7 +203,7 @@ def of_tree(tree: Any, scale: float) -> dict[Target, Matrices]:
         TypeError: it is no tree.
         ValueError: a leaf is none of LoRA; names it.
     """
-    if isinstance(scale, bool) or not isinstance(scale, (int, float)):
+    if isinstance(scale, bool) or not isinstance(scale, numbers.Real):
         raise TypeError(f"scale must be a number, got {show(scale)}")
     leaves = leaves_by_path(tree)
     pairs = paired(leaves)

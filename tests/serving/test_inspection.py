@@ -1,5 +1,6 @@
 """Activations that requests get are those of `forward`; what is changed changes no neighbour."""
 
+import asyncio
 import dataclasses
 import functools
 
@@ -28,6 +29,7 @@ from tests.serving.small_llm import (
     held_blocks,
     ids,
     reference_logits,
+    small_async_llm,
     small_llm,
     small_params,
 )
@@ -163,6 +165,58 @@ def test_who_was_preempted_has_all(llm):
     assert llm._loaded.replicas[0].scheduler.num_preemptions > before
     for output in outputs:
         assert_streams(output.outputs[0].captured, fed(output))
+
+
+def test_who_is_preempted_while_its_last_token_is_on_its_way_has_all(llm, monkeypatch):
+    kept, keep = [], CapturedReader.keep
+    (scheduler,) = (each.scheduler for each in llm._loaded.replicas)
+    (reader,) = {scheduler._queues.before_preempt.__self__}
+
+    def keeping(request):
+        keep(reader, request)
+        kept.extend(reader._kept.keys() & {request.request_id})
+
+    monkeypatch.setattr(scheduler._queues, "before_preempt", keeping)
+    long = SamplingParams(temperature=0.0, max_tokens=40, ignore_eos=True)
+    with held_blocks(llm, 4):
+        for length in (18, 19, 20, 21):
+            params = [long, SamplingParams(temperature=0.0, max_tokens=length, ignore_eos=True)]
+            prompts = [LONG[:13], LONG[20:28]]
+            outputs = llm.generate(prompts, params, False, capture=True)
+            for output in outputs:
+                assert output.error is None
+                assert_streams(output.outputs[0].captured, fed(output))
+    assert kept
+    assert reader._kept == {}
+
+
+def test_a_prompt_that_is_only_run_has_all_of_its_tokens():
+    async def run():
+        llm = small_async_llm(capture=Capture())
+        try:
+            options = {"prefill_only": True, "capture": True}
+            return [each async for each in llm.generate(LONG[:6], GREEDY, **options)][-1]
+        finally:
+            llm.shutdown()
+
+    output = asyncio.run(run())
+    assert_streams(output.outputs[0].captured, LONG[:6])
+
+
+def test_a_state_that_can_not_be_placed_leaves_the_old_one(llm, monkeypatch):
+    (expected,) = llm.generate([LONG], GREEDY, False, intervene=True)
+
+    def refuse(array, sharding):
+        raise RuntimeError("no memory is left")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("jaxinfer.serving.inspection.intervention_state.upload", refuse)
+        with pytest.raises(RuntimeError, match="no memory is left"):
+            llm.set_intervention_state(ON)
+    llm.sleep()
+    llm.wake_up()
+    (found,) = llm.generate([LONG], GREEDY, False, intervene=True)
+    assert ids([found]) == ids([expected])
 
 
 def test_a_stop_string_ends_what_is_captured_too(llm):

@@ -8,7 +8,7 @@ import argparse
 import dataclasses
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jaxinfer.cli.flags.fields import add_field_flag, flag_of
@@ -165,6 +165,7 @@ def service_settings(arguments: argparse.Namespace, address: str) -> dict[str, d
     names = [getattr(arguments, "model", None) or _BUNDLED_NAME]
     is_private = is_loopback(address) and "api_keys" not in http
     http = {"served_model_names": names, "allowed_hosts": [] if is_private else ["*"]} | http
+    _check_adapters(arguments.lora_modules, http["served_model_names"])
     if (directory := http.get("profile_directory")) is not None:
         http["profile_directory"] = os.path.abspath(directory)
     connections = _given(arguments, ConnectionLimits)
@@ -220,6 +221,18 @@ def _check_names(arguments: argparse.Namespace) -> None:
             f"--served-model-name has taken {last} as a name, and there is no MODEL; write MODEL "
             f"before it, or --model {last}"
         )
+
+
+def _check_adapters(adapters: Sequence[tuple[str, str]], names: Sequence[str]) -> None:
+    """Refuse a name that two adapters have, or that the model is served by."""
+    taken = {*names}
+    for name, _ in adapters:
+        if name in taken:
+            owner = "the model" if name in names else "another adapter"
+            raise ValueError(
+                f"--lora-modules: the name {name} is that of {owner}; give the adapter its own"
+            )
+        taken.add(name)
 
 
 def _adapter(text: str) -> tuple[str, str]:

@@ -1,7 +1,8 @@
 """Reads the captured activations of requests that end, before their blocks are given away."""
 
+import contextlib
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -37,28 +38,54 @@ class CapturedReader:
         assert isinstance(loop, InspectedLayers)
         self._names: Sequence[Any] = ("logits",) if is_logits else loop.captured
         self._key = ReadCapturedKey(BLOCKS_A_COPY, is_logits)
+        self._kept: dict[str, tuple[Captured, int]] = {}
+
+    def keep(self, request: Request) -> None:
+        """Copy what the blocks of a request hold that loses them, and may end before it has others.
+
+        So it is while tokens of it are in flight, of which one may be its last.
+        """
+        wanted = request.new.capture
+        if wanted is None or not request.num_in_flight_tokens:
+            return
+        start, stop = captured_span(request, wanted.tokens, request.num_cached_tokens)
+        with self._losses(request):
+            values = self._of_positions(request.blocks.table, start, stop)
+            self._kept[request.request_id] = Captured(start, values), request.num_cached_tokens
 
     def read(self, request: Request, reason: FinishReason) -> None:
         """Leave the activations of a request that ends in it, if it asked for any.
 
         Waits for the steps that are launched. One that ends early gets none.
         """
-        wanted = request.new.capture
+        wanted, kept = request.new.capture, self._kept.pop(request.request_id, None)
         if wanted is None or reason not in ("stop", "length"):
             return
-        start, stop = captured_span(request, wanted.tokens)
-        try:
-            found = Captured(start, self._of_positions(request, start, stop))
+        table = request.blocks.table
+        with self._losses(request):
+            if not table and kept is not None:
+                wanted.found[request.request_id] = _fed(request, wanted.tokens, *kept)
+                return
+            fed = num_fed(request, request.num_cached_tokens)
+            start, stop = captured_span(request, wanted.tokens, fed)
+            found = Captured(start, self._of_positions(table, start, stop))
             wanted.found[request.request_id] = found
+
+    @contextlib.contextmanager
+    def _losses(self, request: Request) -> Iterator[None]:
+        """Say in the request what its activations were lost by."""
+        try:
+            yield
         except Exception as error:  # the device's; the request's tokens are there
             logger.warning("the activations of request %s are lost", request.request_id)
-            wanted.lost = f"captured activations are lost: {error}"
+            assert request.new.capture is not None
+            request.new.capture.lost = f"captured activations are lost: {error}"
 
-    def _of_positions(self, request: Request, start: int, stop: int) -> dict[Any, np.ndarray]:
+    def _of_positions(self, table: Sequence[int], start: int, stop: int) -> dict[Any, np.ndarray]:
         S = self._programs.context.block_size
         # At least one block, so that no token has arrays of the right widths, too.
         first = min(start, max(stop - 1, 0)) // S
-        blocks = request.blocks.table[first : -(-stop // S)]
+        blocks = table[first : -(-stop // S)]
         pieces = [
             self._runner.launches.run(self._gather, blocks[i : i + BLOCKS_A_COPY]).result()
             for i in range(0, len(blocks), BLOCKS_A_COPY)
@@ -84,11 +111,26 @@ class CapturedReader:
         return [np.asarray(array)[:count] for array in found]
 
 
-def captured_span(request: Request, tokens: CapturedTokens) -> tuple[int, int]:
-    """The positions whose activations a request gets: start and stop."""
+def _fed(request: Request, tokens: CapturedTokens, kept: Captured, num_cached: int) -> Captured:
+    """Of activations that were kept, those of tokens that were fed when the request ended."""
+    start, stop = captured_span(request, tokens, num_fed(request, num_cached))
+    return Captured(start, {name: array[: stop - start] for name, array in kept.values.items()})
+
+
+def num_fed(request: Request, num_cached: int) -> int:
+    """Tokens of a request that ends that were fed; what is in flight behind them does not count.
+
+    Args:
+        num_cached: tokens of it that blocks hold, or held.
+    """
+    # Nothing is behind the last token, so it is not fed, unless it is a prompt's.
+    last = 0 if request.new.prefill_only else 1
+    return min(request.num_known_tokens - last, num_cached)
+
+
+def captured_span(request: Request, tokens: CapturedTokens, fed: int) -> tuple[int, int]:
+    """The positions whose activations a request gets of those fed: start and stop."""
     prompt = request.num_prompt_tokens
-    # The last token is not fed, and what is in flight behind it does not count.
-    fed = min(request.num_known_tokens - 1, request.num_cached_tokens)
     start = {"prompt": 0, "all": 0, "generated": prompt, "last": prompt - 1}[tokens]
     stop = min(prompt, fed) if tokens in ("prompt", "last") else fed
     return start, max(start, stop)

@@ -45,7 +45,7 @@ class EngineInspection:
         if (capture := inspection.capture) is not None:
             for each in replicas:
                 reader = CapturedReader(each.runner, each.runner.programs, capture)
-                each.scheduler.watch_ends(reader.read)
+                each.scheduler.watch_blocks(reader.read, reader.keep)
         if (intervention := inspection.intervention) is not None:
             leaves = jax.tree.leaves(intervention.state)
             self._states = [
@@ -81,6 +81,15 @@ class EngineInspection:
             ValueError: there is no intervention, or a leaf is missing, unknown or different.
         """
         leaves = self.checked_state(state)
+        before = self._states[0].leaves
+        try:
+            self._replace_all(leaves)
+        except Exception:
+            self._replace_all(before)  # no replica has another state than the others
+            raise
+
+    def _replace_all(self, leaves: Sequence[np.ndarray]) -> None:
+        """Use other leaves in every replica, each in its thread."""
 
         def replace(kept: InterventionState, replica: StartedReplica) -> None:
             kept.replace(leaves)

@@ -28,13 +28,27 @@ class InterventionState:
         self.replace(leaves)
 
     def replace(self, leaves: Sequence[Any]) -> None:
-        """Use other leaves of the same shapes from the next launch on; in the engine's thread."""
-        self._leaves = [np.array(leaf) for leaf in leaves]
+        """Use other leaves of the same shapes from the next launch on; in the engine's thread.
+
+        Raises:
+            Exception: they can't be placed on the devices; the old ones stay.
+        """
+        before, self._leaves = self._leaves, [np.array(leaf) for leaf in leaves]
         self._runner.launches.wait()
         launcher = self._runner.launcher
-        if launcher.resident.kv is not None:
+        if launcher.resident.kv is None:
+            return
+        try:
             kv = self._filled(launcher.resident.kv)
-            launcher.resident = launcher.resident._replace(kv=kv)
+        except Exception:
+            self._leaves = before
+            raise
+        launcher.resident = launcher.resident._replace(kv=kv)
+
+    @property
+    def leaves(self) -> list[np.ndarray]:
+        """The state's leaves, on the host."""
+        return self._leaves
 
     def _filled(self, kv: Sequence[Any]) -> tuple[Any, ...]:
         """A cache with this state; the next step's program takes its memory."""

@@ -34,16 +34,14 @@ class WantedCapture:
     found: dict[str, Captured] = field(default_factory=dict)
     lost: str | None = None
 
-    def of(self, request_id: str, num_tokens: int) -> dict[Any, Any] | None:
-        """Those of a completion of a number of tokens, of which the last was never fed.
-
-        None before it has ended, and if none could be read.
+    def of(self, request_id: str, num_fed: int) -> dict[Any, Any] | None:
+        """Those of a completion; None before it has ended, and if none could be read.
 
         Args:
             request_id: of the completion's `Request`.
-            num_tokens: that it keeps, its prompt's among them.
+            num_fed: tokens that it keeps and that were fed, its prompt's among them.
         """
         if (found := self.found.get(request_id)) is None:
             return None
-        count = max(num_tokens - 1 - found.start, 0)
+        count = max(num_fed - found.start, 0)
         return {name: array[:count] for name, array in found.values.items()}

@@ -91,8 +91,9 @@ class Completion:
             total = self._logprobs.total
         captured = None
         if (wanted := self.request.new.capture) is not None:
-            count = self.request.num_prompt_tokens + len(self.token_ids)
-            captured = wanted.of(self.request.request_id, count)
+            fed = self.request.num_prompt_tokens + len(self.token_ids)
+            fed -= not self.request.new.prefill_only  # the last one never is
+            captured = wanted.of(self.request.request_id, fed)
         return CompletionOutput(
             index=self.index,
             text=text,

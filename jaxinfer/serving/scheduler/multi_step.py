@@ -36,7 +36,7 @@ def plan_multi_step(queues: RequestQueues, multi_step: MultiStep) -> Schedule | 
     running, pool = queues.running, queues.pool
     if num_steps == 1 or len(running) > most_rows:
         return None
-    if queues.waiting and queues.free_slots:
+    if queues.waiting and queues.free_slots and queues.may_admit():
         return None
     rows, missing = [], []
     for request in running.values():

@@ -13,6 +13,7 @@ def preempt(queues: RequestQueues, request: Request) -> None:
     Its blocks go to the swap space if there is room for all of them; otherwise they are
     computed again when it resumes.
     """
+    queues.before_preempt(request)
     queues.num_preemptions += 1
     request.history.num_preemptions += 1
     num_cached_tokens = request.num_cached_tokens

@@ -39,6 +39,10 @@ class RequestQueues:
         """How often the cache was rebuilt; results of steps planned before are dropped."""
         self.before_finish: Callable[[Request, FinishReason], None] = lambda request, reason: None
         """Is given each request that ends, while it holds what it holds."""
+        self.before_preempt: Callable[[Request], None] = lambda request: None
+        """Is given each running request that is to lose its blocks."""
+        self.may_admit: Callable[[], bool] = lambda: True
+        """Whether one of those that wait might be admitted now, if there is a slot."""
         self._num_added = 0
         self.parks_others = False
         """Whether requests that come are parked."""

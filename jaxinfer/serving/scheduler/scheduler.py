@@ -198,9 +198,14 @@ class Scheduler:
         """
         self.pool.invalidate()
 
-    def watch_ends(self, watch: Callable[[Request, FinishReason], None]) -> None:
-        """Give each request that ends to `watch` first, with its blocks; it must not raise."""
-        self._queues.before_finish = watch
+    def watch_blocks(
+        self,
+        before_finish: Callable[[Request, FinishReason], None],
+        before_preempt: Callable[[Request], None],
+    ) -> None:
+        """Give each request to these first that ends, or is preempted; they must not raise."""
+        self._queues.before_finish = before_finish
+        self._queues.before_preempt = before_preempt
 
     def check_invariants(self) -> None:
         """Raise RuntimeError unless every block, slot and queue position is accounted for."""

@@ -238,6 +238,16 @@ def test_names_that_are_names_are_kept(argv, names, plans):
     assert plans[0].front_end["http"]["served_model_names"] == names
 
 
+@pytest.mark.parametrize(
+    ("names", "said"),
+    [("sql=/a sql=/b", "sql is that of another adapter"), ("m=/a", "m is that of the model")],
+)
+def test_a_name_of_an_adapter_is_its_own(names, said):
+    line = f"--served-model-name m --model x --enable-lora --lora-modules {names}"
+    with pytest.raises(ValueError, match=said):
+        service_settings(parsed(*line.split()), "127.0.0.1")
+
+
 def test_a_unix_socket_takes_the_place_of_the_port(plans, tmp_path):
     path = str(tmp_path / "http")
     assert serve.main(["--uds", path]) == 0

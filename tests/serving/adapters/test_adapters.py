@@ -14,10 +14,15 @@ from jaxinfer.serving.programs import token_parts
 from jaxinfer.serving.programs.kinds.write_adapter import WriteAdapterKey
 from jaxinfer.serving.programs.layout import DecodeShape, PrefillShape
 from jaxinfer.serving.programs.program_set import all_programs
+from jaxinfer.serving.requests.new_request import Prompt
 from jaxinfer.serving.runner import step_launcher
+from jaxinfer.serving.scheduler.adapters.admission import AdapterAdmission
 from jaxinfer.serving.scheduler.adapters.slots import AdapterSlots
 from jaxinfer.serving.scheduler.block_pool import BlockPool
+from jaxinfer.serving.scheduler.request_queues import RequestQueues
+from jaxinfer.serving.scheduler.schedule import Schedule
 from jaxinfer.serving.scheduler.scheduler import Scheduler
+from jaxinfer.serving.scheduler.swap_space import SwapSpace
 from jaxinfer.serving.slots.adapter_datum import SLOT_OF_TOKEN
 from jaxinfer.testing import greedy_reference
 from tests.serving.adapters.small_adapters import matrices, merged, save_peft, tree
@@ -300,9 +305,19 @@ def test_the_host_keeps_as_many_as_it_is_told_to(tmp_path):
     loaded.find(second)
     assert loaded.find(first) is kept
     loaded.find(third)
-    assert loaded.names == ("a0", "a2")
-    assert loaded.find(second) is not None
+    in_memory = lambda: sorted(loaded._loaded)  # noqa: E731
+    assert in_memory() == ["a0", "a2"]
+    assert loaded.names == ("a0", "a1", "a2")
+    again = loaded.find("a1")  # read again, by the name alone
+    assert again.name == "a1"
+    assert in_memory() == ["a1", "a2"]
+    assert loaded.find("a1") is loaded.find(again) is again
+    with pytest.raises(ValueError, match="'a0' is loaded; replace it"):
+        loaded.load("a0", paths[0], None, replaces=False)
+    loaded.unload("a0")
     assert loaded.names == ("a1", "a2")
+    with pytest.raises(ValueError, match="no adapter 'a0' is loaded"):
+        loaded.find("a0")
     arrays = LoadedAdapters(shape, 1)
     arrays.load("b", tree(matrices(0)), None, replaces=False)
     with pytest.raises(ValueError, match="max_cpu_loras=1 adapters are loaded, all from arrays"):
@@ -368,3 +383,51 @@ def test_requests_without_a_slot_are_passed_over_and_keep_their_places():
         scheduler.abort(name)
     assert list(step()) == [("b0", 0), ("b1", 0)]
     assert scheduler.num_waiting == 1
+
+
+def test_one_object_is_looked_up_once(tmp_path):
+    loaded = LoadedAdapters(AdapterShape(CONFIG, np.float32, 4), None)
+    path = save_peft(tmp_path, tree(matrices(0)))
+    again = LoRARequest("a", 1, path, load_inplace=True)
+    prompts = loaded.adapted([Prompt([1]), Prompt([2]), Prompt([3])], [again, None, again])
+    assert prompts[0].adapter is prompts[2].adapter is loaded.find("a")
+    assert prompts[1].adapter is None
+    loaded.load("b", tree(matrices(1)), np.float32(0.5), replaces=False)
+
+
+def test_a_request_without_a_slot_lets_no_more_by_than_it_must(monkeypatch):
+    monkeypatch.setattr("jaxinfer.serving.scheduler.adapters.admission.MOST_OVERTAKING", 3)
+    a, b = (Adapter(name, i, None, {}) for i, name in enumerate("ab", 1))
+    scheduler = Scheduler(
+        BlockPool(64, 16, True),
+        max_num_seqs=2,
+        max_num_batched_tokens=64,
+        max_model_len=32,
+        num_adapter_slots=1,
+    )
+    admitted = []
+    for name, adapter in (("first", a), ("second", a), ("b", b)):
+        scheduler.add(_waiting(name, adapter))
+    for step in range(9):
+        scheduler.add(_waiting(f"later {step}", a))
+        schedule = scheduler.schedule()
+        admitted += [request.request_id for request in schedule.admitted]
+        scheduler.update(schedule, [[5]] * len(schedule.rows), [1] * len(schedule.rows), None)
+        scheduler.abort(admitted[step])  # the oldest that runs
+    let_by = ["later 0", "later 1", "later 2"]
+    assert admitted[:6] == ["first", "second", *let_by, "b"]
+
+
+def test_who_is_passed_over_does_not_end_multi_step_decodes():
+    queues = RequestQueues(BlockPool(64, 16, True), SwapSpace(0), 2)
+    assert queues.may_admit()
+    a, b = (Adapter(name, i, None, {}) for i, name in enumerate("ab", 1))
+    admission = AdapterAdmission(queues, 1)
+    for name, adapter in (("a", a), ("b", b)):
+        queues.add(_waiting(name, adapter))
+    admission.admit_waiting(Schedule([], is_decode=False), 64)
+    assert list(queues.running) == ["a"]
+    assert queues.waiting
+    assert not queues.may_admit()
+    queues.add(_waiting("x", None))
+    assert queues.may_admit()

@@ -64,7 +64,9 @@ def names(record):
 
 # Fields that are not named here, new ones too, get values of their annotated types.
 PROMPTS = st.builds(
-    Prompt, **dict.fromkeys(names(Prompt), ...) | {"token_ids": IDS, "packed": st.just(b"packed")}
+    Prompt,
+    **dict.fromkeys(names(Prompt), ...)
+    | {"token_ids": IDS, "packed": st.just(b"packed"), "adapter": st.none()},  # nor adapters
 )
 ANSWERS = st.builds(
     AnswerFormat,
