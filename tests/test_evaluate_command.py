@@ -92,7 +92,7 @@ def test_two_models_are_compared_for_people_and_programs(run, tmp_path):
 
 
 def test_the_use_of_experts_is_printed_written_and_drawn(run, home, tmp_path):
-    experts = Experts(6, 2, 16, dense_layers=(1,))
+    experts = Experts(6, 2, 24, dense_layers=(1,))  # of no other test: compiled here
     config = dataclasses.replace(
         CONFIG, model_type="qwen3_moe", num_hidden_layers=3, experts=experts
     )

@@ -97,6 +97,7 @@ BODIES += ["/classify", "/v1/classify"]
 # Of few valid requests each is made once.
 PARAMETERS = {"/pause": {200, 400}, "/sleep": {200, 400}, "/wake_up": {200, 400}}
 PARAMETERS["/v1/models/{name}"] = {404}
+PARAMETERS |= {"/v1/load_lora_adapter": {400}, "/v1/unload_lora_adapter": {400, 404}}
 
 
 @pytest.mark.exhaustive
