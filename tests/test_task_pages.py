@@ -33,9 +33,18 @@ def test_a_command_is_understood(line):
     read(words[2:])
 
 
+@pytest.fixture
+def optimized(name):
+    """Have LLVM optimize fp8, which takes a CPU minutes otherwise."""
+    before = jax.config.read("jax_disable_most_optimizations")
+    jax.config.update("jax_disable_most_optimizations", before and "fp8" not in PROGRAMS[name])
+    yield
+    jax.config.update("jax_disable_most_optimizations", before)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_a_program_runs(name):
+def test_a_program_runs(name, optimized):
     # In this process, where JAX is loaded; promotion of dtypes is that of a user.
     with (
         contextlib.redirect_stdout(io.StringIO()) as printed,
