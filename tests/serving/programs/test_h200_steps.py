@@ -368,6 +368,9 @@ _THREE_PRODUCTS = {**_DECODE, "medium_project": 3}
 _SEVEN_PRODUCTS = {**_DECODE, "medium_project": 7}
 _GATED = {**_THREE_PRODUCTS, "medium_gated": 1}
 # Published shapes with fewer layers, and the kernels that 64 rows launch in each of these.
+_EXPERTS = dict.fromkeys(
+    ("choose_experts", "group_rows", "experts_gated", "experts_project", "spread_rows"), 1
+)
 _FAMILIES = {
     "qwen2": ((896, 4864, 14, 2, 64), {"vocab_size": 151_936}, _SOME_ROWS),  # Qwen2.5-0.5B
     "mistral": ((5120, 14336, 32, 8, 128), {"vocab_size": 131_072}, _GATED),  # Nemo
@@ -380,10 +383,10 @@ _FAMILIES = {
     "smollm3": ((2048, 11008, 16, 4, 128), {"unrotated_layers": (3,)}, _GATED),
     "phi3": ((3072, 8192, 24, 8, 128), {"partial_rotary_factor": 0.75}, _GATED),  # 4-mini
     "olmo2": ((4096, 11008, 32, 32, 128), {"vocab_size": 100_352}, _SEVEN_PRODUCTS),  # 7B
-    "qwen3_moe": (  # 30B-A3B; the experts are XLA's
+    "qwen3_moe": (  # 30B-A3B
         (2048, 6144, 32, 4, 128),
         {"experts": Experts(num_experts=128, experts_per_token=8, intermediate_size=768)},
-        {**_DECODE, "medium_project": 2},
+        {**_DECODE, "medium_project": 2, **_EXPERTS},
     ),
     "qwen3_vl": ((2048, 6144, 16, 8, 128), {}, _GATED),  # 2B
 }
