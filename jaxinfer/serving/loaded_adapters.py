@@ -207,21 +207,20 @@ def of_tree(tree: Any, scale: float) -> dict[Target, Matrices]:
         raise TypeError(f"scale must be a number, got {show(scale)}")
     leaves = leaves_by_path(tree)
     pairs = paired(leaves)
-    on_host = jax.device_get({name: leaves[name] for pair in pairs.values() for name in pair})
+    given = [leaves[name] for pair in pairs.values() for name in pair]
+    if not _lie_together(given):
+        leaves = {name: np.asarray(leaf) for name, leaf in jax.device_get(leaves).items()}
     return {
-        target: Matrices(_matrix(name_a, on_host, 0), _matrix(name_b, on_host, 1), float(scale))
-        for target, (name_a, name_b) in pairs.items()
+        target: Matrices(leaves[a], leaves[b], float(scale), (is_transposed(a), is_transposed(b)))
+        for target, (a, b) in pairs.items()
     }
 
 
-def _matrix(name: str, leaves: Mapping[str, Any], rank_axis: int) -> np.ndarray:
-    """A leaf as ``[r, I]`` or ``[O, r]``, with its rank on the given axis."""
-    array = np.asarray(leaves[name])
-    if not is_transposed(name) or array.ndim < 2:
-        return array
-    if rank_axis == 0:  # [inputs..., r]
-        return array.reshape(-1, array.shape[-1]).T
-    return array.reshape(array.shape[0], -1).T  # [r, outputs...]
+def _lie_together(leaves: Sequence[Any]) -> bool:
+    """Whether all are JAX's arrays on the same devices, so that one program takes them."""
+    return all(isinstance(leaf, jax.Array) for leaf in leaves) and (
+        len({leaf.sharding.device_set == leaves[0].sharding.device_set for leaf in leaves}) == 1
+    )
 
 
 def _build(

@@ -187,7 +187,8 @@ def _products(case: Case, launches: int) -> Run:
     @jax.jit
     def once(x: jax.Array, weights: list[jax.Array]) -> jax.Array:
         if len(weights) == 2:  # The next rows are cut out of the result: a kernel of 1.7 us.
-            return medium.gated(x, *weights)[:, : case.columns]
+            gate, up = weights
+            return medium.gated(x, gate, up)[:, : case.columns]
         return medium.project(x, weights)[1]
 
     def many(x: jax.Array, weights: list[list[jax.Array]]) -> jax.Array:

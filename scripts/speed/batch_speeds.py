@@ -26,7 +26,10 @@ class Run(NamedTuple):
 
 
 def timed_run(
-    llm: "LLM", prompts: Sequence[Sequence[int]], params: "Sequence[SamplingParams]"
+    llm: "LLM",
+    prompts: Sequence[Sequence[int]],
+    params: "Sequence[SamplingParams]",
+    **options: Any,
 ) -> Run:
     """Generate and time it.
 
@@ -34,12 +37,13 @@ def timed_run(
         llm: the engine.
         prompts: token ids, all at once.
         params: of each prompt, with `ignore_eos`.
+        options: further arguments of `LLM.generate`.
 
     Raises:
         RuntimeError: the engine did not write exactly the tokens asked for.
     """
     compiled, start = llm.num_compilations, time.perf_counter()
-    outputs = llm.generate([list(ids) for ids in prompts], list(params), use_tqdm=False)
+    outputs = llm.generate([list(ids) for ids in prompts], list(params), use_tqdm=False, **options)
     seconds = time.perf_counter() - start
     asked = sum((each.max_tokens or 0) * each.n for each in params)
     written = sum(len(answer.token_ids) for output in outputs for answer in output.outputs)
@@ -119,17 +123,18 @@ def measure_speeds(
 
 
 def measure_speed(
-    llm: "LLM", *, rows: int, prompt_tokens: int, decode_steps: int, repeats: int
+    llm: "LLM", *, rows: int, prompt_tokens: int, decode_steps: int, repeats: int, **options: Any
 ) -> Speed:
     """Time prompts with one output each, and with `decode_steps` more; the difference is decoding.
 
     Each repeat of each size has its own token ids; a repeat that is not counted goes first and
-    compiles the shapes.
+    compiles the shapes. `options` are further arguments of `LLM.generate`.
     """
     pairs: list[tuple[Run, Run]] = []
     for repeat in range(repeats + 1):
         short, long = (
-            _run(llm, rows, prompt_tokens, repeat, tokens) for tokens in (1, 1 + decode_steps)
+            _run(llm, rows, prompt_tokens, repeat, tokens, **options)
+            for tokens in (1, 1 + decode_steps)
         )
         pairs.append((short, long))
     shorts, longs = zip(*pairs[1:], strict=True)
@@ -148,7 +153,9 @@ def measure_speed(
     )
 
 
-def _run(llm: "LLM", rows: int, prompt_tokens: int, repeat: int, max_tokens: int) -> Run:
+def _run(
+    llm: "LLM", rows: int, prompt_tokens: int, repeat: int, max_tokens: int, **options: Any
+) -> Run:
     """Run prompts of equal length that differ in every token, also from those of other runs.
 
     Another batch size must not find this one's prompts cached, or its steps would change shape as
@@ -162,7 +169,7 @@ def _run(llm: "LLM", rows: int, prompt_tokens: int, repeat: int, max_tokens: int
     params = SamplingParams(
         max_tokens=max_tokens, temperature=0.0, ignore_eos=True, detokenize=False
     )
-    run = timed_run(llm, prompts, [params] * rows)
+    run = timed_run(llm, prompts, [params] * rows, **options)
     if cached := sum(output.num_cached_tokens for output in run.outputs):
         raise RuntimeError(
             f"{cached:,} of {rows * prompt_tokens:,} prompt tokens came from the prefix cache, "

@@ -47,8 +47,8 @@ class Timing:
         return self.num_prompt_tokens / self.seconds
 
 
-def run_workload(llm: "LLM", workload: Workload) -> Timing:
-    """Run a workload to its end.
+def run_workload(llm: "LLM", workload: Workload, **options: Any) -> Timing:
+    """Run a workload to its end; `options` are further arguments of `LLM.generate`.
 
     Raises:
         RuntimeError: the engine did not write exactly the tokens asked for, or the number of prompt
@@ -69,7 +69,7 @@ def run_workload(llm: "LLM", workload: Workload) -> Timing:
         )
         for i, count in enumerate(workload.max_tokens)
     ]
-    run = timed_run(llm, workload.prompts, params)
+    run = timed_run(llm, workload.prompts, params, **options)
     cached = sum(output.num_cached_tokens for output in run.outputs)
     _check_cached(llm, workload, cached)
     return Timing(

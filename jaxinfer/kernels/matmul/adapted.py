@@ -1,25 +1,45 @@
-"""A projection with low-rank adapters, of which each token takes its own or none.
+"""Projections with low-rank adapters, of which each token takes its own or none.
 
 LoRA (https://arxiv.org/abs/2106.09685) adds ``B A x`` to a projection of x. The adapters of an
-engine lie side by side, as L slots of r ranks: ``A`` is ``[L r, I]``, ``B`` ``[O, L r]``. For any
-mixture of tokens two products compute all of it: between them the ranks that are not a token's own
-are set to zero, and add exact zeros.
+engine lie side by side, as slots of r ranks each, R in all, and so do the projections of a `group`
+that read the same x: ``A`` is ``[n R, I]``. One product computes the ranks of all of them. In it
+those that are not a token's own are set to zero, so that they add exact zeros.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int32
+from jaxtyping import Array, Float, Int32
 
+from jaxinfer.kernels.implementations import module_of
 from jaxinfer.kernels.matmul import xla
+from jaxinfer.kernels.matmul.gating import gated_product
 from jaxinfer.kernels.matmul.linear_leaf import LinearLeaf, OtherLinear
-from jaxinfer.kernels.matmul.op import AnyLinear, linear_of, project
+from jaxinfer.kernels.matmul.op import AnyLinear, Linear, linear_of, project
 from jaxinfer.kernels.matmul.weight_form import WeightForm
 from jaxinfer.kernels.policy import XLA, Kernels
-from jaxinfer.kernels.rounding import rounded_add
+
+_FEWEST_ROWS = 8  # of kernels; fewer are padded
+BLOCK = 64
+"""Ranks, and tokens, that kernels read at once: R is a multiple of it, and so is S, which is T or
+more, the number of entries of `Owned.slots`."""
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Owned:
+    """The slots of tokens and of ranks.
+
+    Attributes:
+        slots: ``[S]``, of each token's adapter; -1 has none. The first T of them count.
+        owners: ``[n R]``, the slot that each rank belongs to.
+    """
+
+    slots: Int32[Array, " S"]
+    owners: Int32[Array, " ranks"]
 
 
 @dataclass(frozen=True)
@@ -28,16 +48,21 @@ class AdaptedLinear(OtherLinear):
 
     Attributes:
         base: the projection without adapters.
-        a: ``[L r, I]``, in the activations' dtype.
-        b: ``[O, L r]``, its scale included.
-        own: bool ``[T, L r]``, the ranks of each token's own adapter.
+        a: ``[n R, I]``, of the group, in the activations' dtype.
+        b: ``[O, R]`` for its own ranks, or ``[O, n R]`` for all, zero for those of others; its
+            scale included.
+        owned: whose ranks are whose.
+        index: its place in the group.
+        group_size: n.
         kernels: compute the projection without adapters.
     """
 
     base: AnyLinear
     a: Float[Array, "ranks I"]
-    b: Float[Array, "O ranks"]
-    own: Bool[Array, "T ranks"]
+    b: Float[Array, "O own_ranks"]
+    owned: Owned
+    index: int = 0
+    group_size: int = 1
     kernels: Kernels = XLA
 
     @property
@@ -47,7 +72,7 @@ class AdaptedLinear(OtherLinear):
 
     @property
     def form(self) -> WeightForm:
-        """A form that no kernel knows."""
+        """A form that no kernel for codes knows."""
         return WeightForm(jnp.dtype(self.a.dtype), is_known=False)
 
     def of_outputs(self, select: Callable[[jax.Array], jax.Array]) -> "AdaptedLinear":
@@ -57,14 +82,38 @@ class AdaptedLinear(OtherLinear):
     def product(
         self, x: Float[Array, "*batch I"], dtype: jax.typing.DTypeLike
     ) -> Float[Array, "*batch O"]:
-        """The projection of `x ``[T, I]``, rounded, and what the tokens' adapters add, likewise."""
-        output = project(x, self.base, kernels=self.kernels)
-        with jax.named_scope("adapters"):
-            ranks = xla.contract(x, self.a, x.dtype)
-            # Selected, not multiplied: what another adapter overflows to reaches no one else.
-            ranks = jnp.where(self.own, ranks, jnp.zeros_like(ranks))
-            added = xla.contract(ranks, self.b, x.dtype)
-            return rounded_add(output, added).astype(dtype)
+        """The projection of `x ``[T, I]``, and what the tokens' adapters add."""
+        return self._added(x, _ranks(x, self)).astype(dtype)
+
+    def products(
+        self, x: jax.Array, group: Sequence["AdaptedLinear"], kernels: Kernels
+    ) -> tuple[jax.Array, ...]:
+        """The projections of a group that reads `x ``[T, I]``."""
+        medium = _medium(kernels, x, group, matrices=1)
+        if medium is None:
+            ranks = _ranks(x, self)
+            return tuple(each._added(x, ranks) for each in group)
+        rows, low_rank = _for_kernels(medium, x, group)
+        products = medium.project(rows, [each.base.operand for each in group], low_rank)
+        return tuple(product[: len(x)] for product in products)
+
+    def gated(self, x: jax.Array, up: "AdaptedLinear", kernels: Kernels) -> jax.Array:
+        """`silu(self(x)) * up(x)` for `x ``[T, I]``."""
+        medium = _medium(kernels, x, (self, up), matrices=2)
+        if medium is None:
+            narrow, wide = self.products(x, (self, up), kernels)
+            return gated_product(narrow, wide, kernels)
+        rows, low_rank = _for_kernels(medium, x, (self, up))
+        return medium.gated(rows, self.base.operand, up.base.operand, low_rank)[: len(x)]
+
+    def _added(self, x: jax.Array, ranks: jax.Array) -> jax.Array:
+        """The projection, and what the group's masked ranks add to it, each rounded."""
+        own = self.a.shape[0] // self.group_size
+        mine = slice(self.index * own, (self.index + 1) * own)
+        b = self.b if self.b.shape[1] == own else self.b[:, mine]
+        added = xla.contract(ranks[:, mine], b, x.dtype)
+        # XLA adds up in the product itself where it can, so that nothing is written twice.
+        return project(x, self.base, kernels=self.kernels) + added
 
     def rows(self, indices: jax.Array) -> jax.Array:
         """Embeddings have no adapters."""
@@ -79,47 +128,68 @@ class AdaptedLeaf(LinearLeaf):
     weight: Any
     a: Any
     b: Any
-    own: Any
+    owned: Any
+    index: int = field(default=0, metadata={"static": True})
+    group_size: int = field(default=1, metadata={"static": True})
     kernels: Kernels = field(default=XLA, metadata={"static": True})
 
     def linear(self, form: Any) -> AdaptedLinear:
         """The projection."""
         base = linear_of({"weight": self.weight}, "weight", form)
-        return AdaptedLinear(base, self.a, self.b, self.own, self.kernels)
-
-
-def own_ranks(
-    slots: Int32[Array, " T"], num_slots: int, ranks: int
-) -> Bool[Array, "T slots_times_ranks"]:
-    """Which of all slots' ranks are each token's own.
-
-    Args:
-        slots: the slot of each token's adapter; -1 has none.
-        num_slots: L.
-        ranks: r, of each slot.
-    """
-    return jnp.repeat(slots[:, None] == jnp.arange(num_slots, dtype=jnp.int32), ranks, axis=1)
+        place = self.index, self.group_size
+        return AdaptedLinear(base, self.a, self.b, self.owned, *place, self.kernels)
 
 
 def adapted_layer(
     layer: Mapping[str, Any],
-    adapters: Mapping[str, Mapping[str, Mapping[str, Any]]],
-    own: Mapping[str, Any],
+    slots: Mapping[str, Mapping[str, Any]],
+    groups: Mapping[str, tuple[str, Sequence[str]]],
+    owned: Mapping[str, Owned],
     kernels: Kernels,
 ) -> dict[str, Any]:
     """A layer's subtree with adapters in the place of the weights that have some.
 
     Args:
         layer: its parameters.
-        adapters: by part of the layer and projection: ``{"a": [L r, I], "b": [O, L r]}``.
-        own: by projection: `AdaptedLinear.own` of the tokens that it reads.
+        slots: by group ``{"a": [n R, I], "b": {projection: ...}}``, as `AdaptedLinear` has them.
+        groups: the part of the layer and the projections of each group.
+        owned: of each group, for the tokens that it reads.
         kernels: as of `AdaptedLinear`.
     """
     adapted = dict(layer)
-    for part, projections in adapters.items():
-        leaves = {
-            name: AdaptedLeaf(layer[part][name], each["a"], each["b"], own[name], kernels)
-            for name, each in projections.items()
-        }
-        adapted[part] = {**layer[part], **leaves}
+    for group, (part, names) in groups.items():
+        a, of_outputs = slots[group]["a"], slots[group]["b"]
+        for i, name in enumerate(names):
+            own, place = (layer[part][name], a, of_outputs[name]), (i, len(names))
+            leaf = AdaptedLeaf(*own, owned[group], *place, kernels)
+            adapted[part] = {**adapted[part], name: leaf}
     return adapted
+
+
+@jax.named_scope("adapters")
+def _ranks(x: jax.Array, linear: AdaptedLinear) -> jax.Array:
+    """The ranks of a group ``[T, n R]``; those that are not a token's own are zero."""
+    ranks, owned = xla.contract(x, linear.a, x.dtype), linear.owned
+    own = owned.slots[: len(x), None] == owned.owners
+    # Selected, not multiplied: what another adapter overflows to reaches no one else.
+    return jnp.where(own, ranks, jnp.zeros_like(ranks))
+
+
+def _medium(kernels: Kernels, x: jax.Array, group: Sequence[Any], *, matrices: int) -> Any:
+    """The kernels that add ranks to products of plain weights; None where XLA computes all."""
+    plain = all(isinstance(each.base, Linear) for each in group)
+    if not plain or kernels.backend != "mosaic" or x.ndim != 2:
+        return None
+    medium, shapes = module_of("mosaic", "medium"), [each.shape for each in group]
+    rows, ranks = max(len(x), _FEWEST_ROWS), group[0].b.shape[1]
+    fits = medium.choose(rows, shapes, x.dtype, matrices=matrices, ranks=ranks)
+    return medium if fits else None
+
+
+def _for_kernels(medium: Any, x: jax.Array, group: Sequence[AdaptedLinear]) -> tuple[Any, Any]:
+    """The rows that kernels read, and what they add."""
+    rows = jnp.pad(x, ((0, max(_FEWEST_ROWS - len(x), 0)), (0, 0)))
+    owned = group[0].owned
+    shrink = module_of("mosaic", "shrink").shrink
+    ranks = shrink(rows, group[0].a, owned.slots, owned.owners)
+    return rows, medium.LowRank(ranks, tuple(each.b for each in group))

@@ -7,11 +7,12 @@ from typing import Any
 import jax
 from jaxtyping import Array, Float
 
+from jaxinfer.kernels.matmul.separate import SeparateProducts
 from jaxinfer.kernels.matmul.weight_form import WeightForm
 
 
-class OtherLinear(ABC):
-    """A projection of another kind; kernels don't know it, so that `product` computes it."""
+class OtherLinear(SeparateProducts, ABC):
+    """A projection of another kind, which computes itself."""
 
     weight: Any
     """None of these has one that kernels may read."""

@@ -21,26 +21,27 @@ from jaxtyping import Array, Float, Int, Int32
 from jaxinfer.kernels.collectives.tensor_axis import TensorAxis
 from jaxinfer.kernels.implementations import module_of
 from jaxinfer.kernels.matmul import xla
+from jaxinfer.kernels.matmul.gating import SILU_MUL_ROWS, multiplied, opened
 from jaxinfer.kernels.matmul.linear_leaf import LinearLeaf, OtherLinear
 from jaxinfer.kernels.matmul.mosaic.small_plan import MOST_ROWS
 from jaxinfer.kernels.matmul.quantized import Form, QuantizedLinear, module_of_codes
+from jaxinfer.kernels.matmul.separate import SeparateProducts
 from jaxinfer.kernels.norms.xla import rms_norm
 from jaxinfer.kernels.policy import XLA, Kernels
-from jaxinfer.kernels.rounding import narrow, rounded, rounded_add
+from jaxinfer.kernels.rounding import rounded_add
 
 # Up to this many rows XLA is asked for Triton's products (serving/programs/kinds), and merges all
 # of one operand: they read weights where they lie, as pieces of whole `_MERGED_FEATURES` features.
 MERGED_BELOW_ROWS = 128
 _MERGED_FEATURES = 64
 
-# Rows from which the elementwise kernels pay, which take time to lower and unmerged operands.
+# Rows from which the elementwise kernel pays, which takes time to lower and unmerged operands.
 _ADD_NORM_ROWS = 256
-_SILU_MUL_ROWS = 1024
 
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
-class Linear:
+class Linear(SeparateProducts):
     """The weight of a projection as it is, a pytree; `QuantizedLinear` has the same interface.
 
     Attributes:
@@ -205,8 +206,8 @@ def norm_gated(
         residual, products = norm_project(residual, norm, (gate, up), eps=eps, kernels=kernels)
         if len(products) == 1:
             products = jnp.split(products[0], 2, axis=-1)
-        opened, widened = map(rounded_add, products, biases)
-        return residual, _multiplied(_opened(opened), widened)
+        narrow, widened = map(rounded_add, products, biases)
+        return residual, multiplied(opened(narrow), widened)
     if module := _module(kernels, residual.x, (gate, up)):
         x = residual.summed()
         inputs, weights = gate.kernel_inputs(x, norm, eps), (gate.operand, up.operand)
@@ -326,7 +327,7 @@ def _project(
             return (xla.linear(hidden, jnp.concatenate(weights)),)
     if linears[0].form and (module := module_of_codes(kernels, hidden, linears)):
         return module.project(hidden, linears)
-    return tuple(linear.product(hidden, hidden.dtype) for linear in linears)
+    return linears[0].products(hidden, linears, kernels)
 
 
 def _merges(hidden: jax.Array, weights: Sequence[jax.Array]) -> bool:
@@ -341,21 +342,11 @@ def _gated(hidden: jax.Array, gate: AnyLinear, up: AnyLinear, kernels: Kernels) 
         rows, shapes = hidden.shape[0], [gate.shape, up.shape]
         if medium.choose(rows, shapes, hidden.dtype, matrices=2):
             return medium.gated(hidden, gate.weight, up.weight)
-        if rows >= _SILU_MUL_ROWS and silu_mul.supports(rows * gate.shape[0], hidden.dtype):
+        if rows >= SILU_MUL_ROWS and silu_mul.supports(rows * gate.shape[0], hidden.dtype):
             return silu_mul.silu_mul(*(each.product(hidden, hidden.dtype) for each in (gate, up)))
     if gate.form and (module := module_of_codes(kernels, hidden, (gate, up))):
         return module.gated(hidden, gate, up)
-    opened = _opened(gate.product(hidden, hidden.dtype))
-    return _multiplied(opened, up.product(hidden, hidden.dtype))
-
-
-def _opened(gate: jax.Array) -> jax.Array:
-    """Its SiLU, rounded to its dtype, in float32."""
-    return rounded(jax.nn.silu(gate.astype(jnp.float32)), gate.dtype)
-
-
-def _multiplied(opened: jax.Array, up: jax.Array) -> jax.Array:
-    return narrow(opened * up.astype(jnp.float32), up.dtype)
+    return gate.gated(hidden, up, kernels)
 
 
 def _module(kernels: Kernels, x: jax.Array, linears: Sequence[AnyLinear]) -> ModuleType | None:

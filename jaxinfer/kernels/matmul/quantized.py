@@ -18,6 +18,7 @@ from jaxtyping import Array, Float, Int
 from jaxinfer.kernels import fp8, int4, int8
 from jaxinfer.kernels.implementations import module_of
 from jaxinfer.kernels.matmul import xla
+from jaxinfer.kernels.matmul.separate import SeparateProducts
 from jaxinfer.kernels.matmul.weight_form import GROUP, TILE, InputScaling, WeightForm
 from jaxinfer.kernels.norms.xla import rms_norm
 from jaxinfer.kernels.policy import Kernels
@@ -35,7 +36,7 @@ class Form(Protocol):
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
-class QuantizedLinear:
+class QuantizedLinear(SeparateProducts):
     """The weight of a projection as codes with scales; a pytree, whose arrays trees hold by name.
 
     Attributes:

@@ -1,4 +1,4 @@
-"""A LoRA adapter as the engine keeps it on the host. Nothing here imports NumPy or JAX."""
+"""A LoRA adapter as the engine keeps it. Nothing here imports NumPy or JAX."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -15,10 +15,10 @@ class Adapter:
         name: unique among the loaded ones.
         version: unique in this process; cached blocks are shared within a version.
         path: the directory that it was read from; None for a caller's arrays.
-        layers: for each layer the arrays of `describe_one`, with NumPy.
+        matrices: the arrays of `describe_adapter`: NumPy's, or JAX's where a caller gave these.
     """
 
     name: str
     version: int
     path: str | None
-    layers: Mapping[str, Any] = field(repr=False)
+    matrices: Mapping[str, Any] = field(repr=False)

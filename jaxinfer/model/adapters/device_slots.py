@@ -1,27 +1,55 @@
 """The slots on devices that hold adapters: a part of the parameter tree, beside the model's.
 
-Of each projection of each layer there are two arrays, ``a [L r, I]`` and ``b [O, L r]``: L slots of
-r ranks, side by side, zero where a slot is empty or an adapter has fewer ranks. They are split over
-devices as the projection is: ``a`` over its inputs, ``b`` over its outputs.
+Each layer has four groups of projections that read the same input. Of each group there is one array
+``a [n R, I]``: for each of its n projections L slots of r ranks, side by side, padded to R. And of
+each projection there is ``b``: ``[O, R]``, or of gate and up, which a kernel computes together,
+``[O, 2 R]``, zero for the other's ranks. All are zero where a slot is empty or an adapter has fewer
+ranks. They are split over devices as the projections are: ``a`` over its inputs, ``b`` over its
+outputs.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 from jax.typing import DTypeLike
 from jaxtyping import Array, Int32
 
+from jaxinfer.kernels.matmul.adapted import BLOCK
 from jaxinfer.model.config import ModelConfig
-from jaxinfer.model.projections import HEAD, PROJECTIONS, projection_shapes
+from jaxinfer.model.projections import projection_shapes
 
 ADAPTERS = "adapters"
 """The adapters' part of a tree of parameters."""
 
-ADAPTED = tuple(tuple(path.split(".")) for path in PROJECTIONS if path != HEAD)
+GROUPS: Mapping[str, tuple[str, tuple[str, ...]]] = {
+    "qkv": ("self_attn", ("q_proj", "k_proj", "v_proj")),
+    "o": ("self_attn", ("o_proj",)),
+    "gate_up": ("mlp", ("gate_proj", "up_proj")),
+    "down": ("mlp", ("down_proj",)),
+}
+"""Projections of a layer that read the same input: the part of the layer, and their names."""
+
+ADAPTED = tuple((part, name) for part, names in GROUPS.values() for name in names)
 """The projections of a layer that adapters may change: (part of the layer, name)."""
+
+_SHARES_RANKS = frozenset({"gate_up"})
+"""Groups whose ``b`` have columns for the ranks of all."""
+
+
+def padded_ranks(num_slots: int, ranks: int) -> int:
+    """R: the ranks of all slots, as kernels take them."""
+    return -(-num_slots * ranks // BLOCK) * BLOCK
+
+
+def rank_owners(num_slots: int, ranks: int, projections: int) -> np.ndarray:
+    """The slot that each rank of a group of `projections` belongs to: ``[n R]``, -2 of padding."""
+    owners = np.full(padded_ranks(num_slots, ranks), -2, np.int32)
+    owners[: num_slots * ranks] = np.repeat(np.arange(num_slots, dtype=np.int32), ranks)
+    return np.tile(owners, projections)
 
 
 def describe_slots(
@@ -32,7 +60,7 @@ def describe_slots(
     num_slots: int,
     ranks: int,
 ) -> dict[str, Any]:
-    """The slots' tree of ``jax.ShapeDtypeStruct``, by layer, part and projection.
+    """The slots' tree of ``jax.ShapeDtypeStruct``, by layer, group, and "a" or "b".
 
     Args:
         params: the model's description, with shardings.
@@ -41,56 +69,95 @@ def describe_slots(
         num_slots: L.
         ranks: r, of each slot.
     """
-    shapes, total = projection_shapes(config), num_slots * ranks
+    shapes, R = projection_shapes(config), padded_ranks(num_slots, ranks)
 
-    def describe(layer: Mapping[str, Any], part: str, name: str) -> dict[str, Any]:
-        weight = layer[part][name]
-        sharding = (weight["weight"] if isinstance(weight, Mapping) else weight).sharding
-        by_output, by_input = (*sharding.spec, None, None)[:2]
-        (outputs, inputs), mesh = shapes[name], sharding.mesh
-        a, b = (
-            NamedSharding(mesh, PartitionSpec(None, by_input)),
-            NamedSharding(mesh, PartitionSpec(by_output)),
-        )
-        return {
-            "a": jax.ShapeDtypeStruct((total, inputs), dtype, sharding=a),
-            "b": jax.ShapeDtypeStruct((outputs, total), dtype, sharding=b),
+    def describe(shape: tuple[int, int], mesh: Any, *spec: Any) -> jax.ShapeDtypeStruct:
+        sharding = NamedSharding(mesh, PartitionSpec(*spec))
+        return jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)
+
+    def describe_group(layer: Mapping[str, Any], group: str) -> dict[str, Any]:
+        part, names = GROUPS[group]
+        shardings = {name: _sharding(layer[part][name]) for name in names}
+        wide = len(names) if group in _SHARES_RANKS else 1
+        of_outputs = {
+            name: describe((shapes[name][0], wide * R), each.mesh, _axes(each)[0])
+            for name, each in shardings.items()
         }
+        first = shardings[names[0]]
+        a = describe((len(names) * R, shapes[names[0]][1]), first.mesh, None, _axes(first)[1])
+        return {"a": a, "b": of_outputs}
 
-    described: dict[str, Any] = {}
-    for index, layer in params["model"]["layers"].items():
-        parts = described[index] = {}
-        for part, name in ADAPTED:
-            parts.setdefault(part, {})[name] = describe(layer, part, name)
+    layers = params["model"]["layers"].items()
+    return {i: {group: describe_group(layer, group) for group in GROUPS} for i, layer in layers}
+
+
+def _sharding(weight: Any) -> NamedSharding:
+    return (weight["weight"] if isinstance(weight, Mapping) else weight).sharding
+
+
+def _axes(sharding: NamedSharding) -> tuple[Any, Any]:
+    """The mesh axes that a weight's outputs and inputs are split over."""
+    outputs, inputs, *_ = (*sharding.spec, None, None)
+    return outputs, inputs
+
+
+def describe_adapter(slots: Mapping[str, Any], ranks: int) -> dict[str, Any]:
+    """What one adapter brings, a tree of ``jax.ShapeDtypeStruct``.
+
+    Of each part and projection ``{"a": [layers, r, I], "b": [layers, O, r]}``.
+
+    Args:
+        slots: of `describe_slots`.
+        ranks: r.
+    """
+    layers, described = len(slots), {}
+
+    def of_layers(leaf: Any, shape: tuple[int, int], spec: Sequence[Any]) -> jax.ShapeDtypeStruct:
+        sharding = NamedSharding(leaf.sharding.mesh, PartitionSpec(None, *spec))
+        return jax.ShapeDtypeStruct((layers, *shape), leaf.dtype, sharding=sharding)
+
+    for group, (part, names) in GROUPS.items():
+        a, of_outputs = slots["0"][group]["a"], slots["0"][group]["b"]
+        for name in names:
+            b = of_outputs[name]
+            described.setdefault(part, {})[name] = {
+                "a": of_layers(a, (ranks, a.shape[1]), _axes(a.sharding)),
+                "b": of_layers(b, (b.shape[0], ranks), _axes(b.sharding)),
+            }
     return described
 
 
-def describe_one(layer: Mapping[str, Any], ranks: int) -> Any:
-    """Of one layer's slots, a tree as of `describe_slots`: what one adapter brings."""
-
-    def one(path: Any, leaf: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
-        rows, columns = leaf.shape
-        shape = (ranks, columns) if path[-1].key == "a" else (rows, ranks)
-        return jax.ShapeDtypeStruct(shape, leaf.dtype, sharding=leaf.sharding)
-
-    return jax.tree_util.tree_map_with_path(one, layer)
-
-
-def write_slot(layer: Any, slot: Int32[Array, ""], adapter: Any) -> Any:
-    """One layer's slots with an adapter in one of them.
+def write_slot(slots: Any, slot: Int32[Array, ""], adapter: Any) -> Any:
+    """The slots with an adapter in one of them.
 
     Args:
-        layer: as `describe_slots` has it.
+        slots: as `describe_slots` has it; donated.
         slot: which; clamped to the last.
-        adapter: of that layer, as `describe_one` has it.
+        adapter: as `describe_adapter` has it.
     """
+    return {
+        layer: {
+            group: _written(group, each, slot, adapter, int(layer)) for group, each in of.items()
+        }
+        for layer, of in slots.items()
+    }
 
-    def write(path: Any, into: jax.Array, values: jax.Array) -> jax.Array:
-        axis = 0 if path[-1].key == "a" else 1
-        start = slot * values.shape[axis]
-        return jax.lax.dynamic_update_slice_in_dim(into, values, start, axis)
 
-    return jax.tree_util.tree_map_with_path(write, layer, adapter)
+def _written(group: str, slots: Any, slot: jax.Array, adapter: Any, layer: int) -> dict[str, Any]:
+    """The slots of one group of one layer."""
+    part, names = GROUPS[group]
+    own = [adapter[part][name] for name in names]
+    rows, of_outputs = slots["a"], dict(slots["b"])
+    ranks, R = own[0]["a"].shape[1], rows.shape[0] // len(names)
+    first = slot * ranks
+    a = rows.reshape(len(names), R, rows.shape[1])
+    new = jnp.stack([each["a"][layer] for each in own])
+    a = jax.lax.dynamic_update_slice_in_dim(a, new, first, axis=1).reshape(rows.shape)
+    for index, (name, each) in enumerate(zip(names, own, strict=True)):
+        start = first + (index * R if group in _SHARES_RANKS else 0)
+        b = jax.lax.dynamic_update_slice_in_dim(of_outputs[name], each["b"][layer], start, axis=1)
+        of_outputs[name] = b
+    return {"a": a, "b": of_outputs}
 
 
 def empty_slots(described: Mapping[str, Any]) -> dict[str, Any]:

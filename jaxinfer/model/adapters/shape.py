@@ -1,10 +1,14 @@
 """Lays out an adapter's matrices as the slots want them, and checks that they fit the model."""
 
 import itertools
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
 from jaxinfer.checks import show
@@ -36,13 +40,33 @@ class Matrices(NamedTuple):
     """What an adapter has of one projection: it adds ``scale * b @ a @ x``.
 
     Attributes:
-        a: ``[r, I]``.
-        b: ``[O, r]``.
+        a: ``[r, I]``, NumPy's or JAX's; transposed ``[inputs..., r]``.
+        b: ``[O, r]``; transposed ``[r, outputs...]``.
+        transposed: whether `a`, and whether `b`, are stored so, as qwix does.
     """
 
-    a: np.ndarray
-    b: np.ndarray
+    a: Any
+    b: Any
     scale: float
+    transposed: tuple[bool, bool] = (False, False)
+
+    @property
+    def shapes(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Those of `oriented`."""
+        a, b = self.a.shape, self.b.shape
+        if self.transposed[0] and len(a) > 1:
+            a = (a[-1], math.prod(a[:-1]))
+        if self.transposed[1] and len(b) > 1:
+            b = (math.prod(b[1:]), b[0])
+        return a, b
+
+    def oriented(self) -> tuple[Any, Any]:
+        """Both, ``[r, I]`` and ``[O, r]``."""
+        (a, b), (of_a, of_b) = (self.a, self.b), self.shapes
+        return (
+            a.reshape(of_a[::-1]).T if self.transposed[0] else a,
+            b.reshape(of_b[::-1]).T if self.transposed[1] else b,
+        )
 
 
 @dataclass(frozen=True)
@@ -75,19 +99,15 @@ class AdapterShape:
         shapes = projection_shapes(self.config)
         for target, matrices in found.items():
             self._check(name, target, matrices, shapes)
-        layers: dict[str, Any] = {}
-        for layer in range(self.config.num_hidden_layers):
-            parts = layers[str(layer)] = {}
-            for part, projection in ADAPTED:
-                own = found.get(Target(layer, part, projection))
-                padded = self._padded(own, shapes[projection])
-                if own is not None and not all(map(_is_finite, padded.values())):
-                    raise ValueError(
-                        f"adapter {show(name)}: {Target(layer, part, projection)} holds NaN or "
-                        f"infinity in {np.dtype(self.dtype).name}"
-                    )
-                parts.setdefault(part, {})[projection] = padded
-        return Adapter(name, next(_versions), path, layers)
+        on_device = all(isinstance(each.a, jax.Array) for each in found.values())
+        build = _stacked_on_device if on_device else _stacked
+        sizes = tuple((part, each, *shapes[each]) for part, each in ADAPTED)
+        layers, dtype = self.config.num_hidden_layers, np.dtype(self.dtype)
+        matrices, finite = build(dict(found), sizes, layers, self.ranks, dtype)
+        if not np.all(list(finite.values())):
+            first = next(target for target in found if not finite[target])
+            raise ValueError(f"adapter {show(name)}: {first} holds NaN or infinity in {dtype.name}")
+        return Adapter(name, next(_versions), path, matrices)
 
     def _check(
         self, name: str, target: Target, matrices: Matrices, shapes: Mapping[str, tuple[int, int]]
@@ -98,30 +118,82 @@ class AdapterShape:
         if (target.part, target.name) not in ADAPTED:
             known = ", ".join(".".join(each) for each in ADAPTED)
             raise ValueError(f"{subject} can't be adapted; what can: {known}")
-        (a, b, _), (outputs, inputs) = matrices, shapes[target.name]
-        if a.ndim != 2 or b.ndim != 2 or a.shape[0] != b.shape[1]:
-            raise ValueError(f"{subject}: lora_A {a.shape} and lora_B {b.shape} are no pair")
-        if (b.shape[0], a.shape[1]) != (outputs, inputs):
+        (a, b), (outputs, inputs) = matrices.shapes, shapes[target.name]
+        if len(a) != 2 or len(b) != 2 or a[0] != b[1]:
+            raise ValueError(f"{subject}: lora_A {a} and lora_B {b} are no pair")
+        if (b[0], a[1]) != (outputs, inputs):
             raise ValueError(
-                f"{subject} maps {a.shape[1]} inputs to {b.shape[0]} outputs, and this model's "
+                f"{subject} maps {a[1]} inputs to {b[0]} outputs, and this model's "
                 f"{inputs} to {outputs}; it is another model's"
             )
-        if a.shape[0] > self.ranks:
+        if a[0] > self.ranks:
             raise ValueError(
-                f"{subject} has rank {a.shape[0]}, above max_lora_rank={self.ranks}; raise that"
+                f"{subject} has rank {a[0]}, above max_lora_rank={self.ranks}; raise that"
             )
 
-    def _padded(self, own: Matrices | None, shape: tuple[int, int]) -> dict[str, np.ndarray]:
-        a = np.zeros((self.ranks, shape[1]), self.dtype)
-        b = np.zeros((shape[0], self.ranks), self.dtype)
-        if own is not None:
-            rank = own.a.shape[0]
+
+def _stacked(
+    found: Mapping[Target, Matrices],
+    sizes: Sequence[tuple[str, str, int, int]],
+    layers: int,
+    ranks: int,
+    dtype: Any,
+    xp: Any = np,
+) -> tuple[dict[str, Any], dict[Target, Any]]:
+    """The arrays of `describe_adapter`, and whether those of each projection are finite.
+
+    Args:
+        found: matrices of the projections that are changed; all others are zero.
+        sizes: part, name, outputs and inputs of each projection.
+        xp: NumPy, or JAX's.
+    """
+    stacked: dict[str, Any] = {}
+    finite: dict[Target, Any] = {}
+    for part, name, outputs, inputs in sizes:
+        of_a, of_b = [], []
+        for layer in range(layers):
+            target = Target(layer, part, name)
+            if (own := found.get(target)) is None:
+                of_a.append(xp.zeros((ranks, inputs), dtype))
+                of_b.append(xp.zeros((outputs, ranks), dtype))
+                continue
+            a, b = own.oriented()
             with np.errstate(over="ignore", invalid="ignore"):  # refused by the caller
-                a[:rank] = own.a.astype(np.float32)
-                b[:, :rank] = own.b.astype(np.float32) * np.float32(own.scale)
-        return {"a": a, "b": b}
+                a = a.astype(np.float32).astype(dtype)
+                b = (b.astype(np.float32) * np.float32(own.scale)).astype(dtype)
+            # By NaN and infinity, ranks of zero would reach other tokens.
+            finite[target] = _is_finite(a, xp) & _is_finite(b, xp)
+            padding = ranks - len(a)
+            of_a.append(xp.pad(a, ((0, padding), (0, 0))))
+            of_b.append(xp.pad(b, ((0, 0), (0, padding))))
+        stacked.setdefault(part, {})[name] = {"a": xp.stack(of_a), "b": xp.stack(of_b)}
+    return stacked, finite
 
 
-def _is_finite(array: np.ndarray) -> bool:
-    """Whether no value is NaN or infinity, by which ranks of zero would reach other tokens."""
-    return bool(np.isfinite(array.astype(np.float32)).all())
+def _stacked_on_device(
+    found: Mapping[Target, Matrices], *sizes: Any
+) -> tuple[dict[str, Any], dict[Target, Any]]:
+    """As `_stacked`, of JAX's arrays, by one program: nothing passes through the host."""
+    arrays = [(each.a, each.b) for each in found.values()]
+    kinds = tuple((target, float(each.scale), each.transposed) for target, each in found.items())
+    stacked, finite = _jitted(arrays, kinds, *sizes)
+    return stacked, dict(zip(found, np.asarray(finite), strict=True))
+
+
+@partial(jax.jit, static_argnames=("kinds", "sizes", "layers", "ranks", "dtype"))
+def _jitted(
+    arrays: Sequence[tuple[jax.Array, jax.Array]],
+    kinds: tuple[tuple[Target, float, tuple[bool, bool]], ...],
+    sizes: Any,
+    layers: int,
+    ranks: int,
+    dtype: Any,
+) -> tuple[dict[str, Any], jax.Array]:
+    pairs = zip(kinds, arrays, strict=True)
+    found = {target: Matrices(a, b, scale, turned) for (target, scale, turned), (a, b) in pairs}
+    stacked, finite = _stacked(found, sizes, layers, ranks, dtype, jnp)
+    return stacked, jnp.stack([finite[target] for target, *_ in kinds])
+
+
+def _is_finite(array: Any, xp: Any) -> Any:
+    return xp.isfinite(array.astype(np.float32)).all()

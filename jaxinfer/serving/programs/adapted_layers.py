@@ -8,10 +8,10 @@ import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 
-from jaxinfer.kernels.matmul.adapted import adapted_layer, own_ranks
+from jaxinfer.kernels.matmul.adapted import BLOCK, Owned, adapted_layer
 from jaxinfer.kernels.matmul.op import ResidualStream
 from jaxinfer.kernels.policy import Kernels
-from jaxinfer.model.adapters.device_slots import ADAPTED, ADAPTERS
+from jaxinfer.model.adapters.device_slots import ADAPTERS, GROUPS, rank_owners
 from jaxinfer.model.layer_kind import LayerKind
 from jaxinfer.model.layers.context import LayerStep, Params, Parts
 from jaxinfer.model.layers.watching import StepOf
@@ -19,7 +19,7 @@ from jaxinfer.serving.programs.step_inputs import StepInputs
 from jaxinfer.serving.programs.steps import EVERY_LAYER
 from jaxinfer.serving.slots.adapter_datum import SLOT_OF_TOKEN
 
-_BEFORE_ATTENTION = ("q_proj", "k_proj", "v_proj")
+_BEFORE_ATTENTION = "qkv"
 
 
 @dataclass(frozen=True)
@@ -57,19 +57,22 @@ class AdaptedLayers:
         whole: StepInputs,
         last_rows: jax.Array | None,
     ) -> tuple[tuple[Any, ...], jax.Array]:
-        """Every layer in turn, on all tokens at once."""
+        """Every layer in turn, on all tokens at once; in steps without adapters as plain ones."""
+        if SLOT_OF_TOKEN.name not in whole.of_tokens:
+            options = {"whole": whole, "last_rows": last_rows}
+            return EVERY_LAYER(params, kinds, kv, parts, step_of, **options)
         layers, adapters, last = params["model"]["layers"], params[ADAPTERS], len(kinds) - 1
         slots = whole.of_tokens[SLOT_OF_TOKEN.name]
-        own = dict.fromkeys((name for _, name in ADAPTED), self._own(slots))
+        owned = self._owned(slots)
         adapted = {
-            str(i): adapted_layer(layers[str(i)], adapters[str(i)], own, self.kernels)
+            str(i): adapted_layer(layers[str(i)], adapters[str(i)], GROUPS, owned, self.kernels)
             for i in range(last)
         }
         if last_rows is not None:  # each row is one query from attention on
-            wanted = self._own(slots.at[last_rows].get(mode="clip"))
-            own = {name: own[name] if name in _BEFORE_ATTENTION else wanted for name in own}
+            wanted = self._owned(slots.at[last_rows].get(mode="clip"))
+            owned = {**wanted, _BEFORE_ATTENTION: owned[_BEFORE_ATTENTION]}
         end = str(last)
-        adapted[end] = adapted_layer(layers[end], adapters[end], own, self.kernels)
+        adapted[end] = adapted_layer(layers[end], adapters[end], GROUPS, owned, self.kernels)
         model: Mapping[str, Any] = {**params["model"], "layers": adapted}
         return EVERY_LAYER(
             {**params, "model": model},
@@ -81,8 +84,13 @@ class AdaptedLayers:
             last_rows=last_rows,
         )
 
-    def _own(self, slots: jax.Array) -> jax.Array:
-        return own_ranks(slots, self.num_slots, self.ranks)
+    def _owned(self, slots: jax.Array) -> dict[str, Owned]:
+        """By group, for the tokens of these slots."""
+        padded = jnp.pad(slots, (0, -len(slots) % BLOCK), constant_values=-1)
+        return {
+            group: Owned(padded, jnp.asarray(rank_owners(self.num_slots, self.ranks, len(names))))
+            for group, (_, names) in GROUPS.items()
+        }
 
 
 def _in_one(parts: Parts, whole: StepInputs) -> Parts:

@@ -1,8 +1,9 @@
 """Buckets: the few shapes that steps are compiled for, and the choice of one for a batch."""
 
 import bisect
+import functools
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from jaxinfer.sampling_params import SamplingMode
 from jaxinfer.serving.programs.layout import DecodeShape, PrefillShape
@@ -10,6 +11,7 @@ from jaxinfer.serving.programs.shared_prefixes import most_items
 from jaxinfer.serving.programs.speculative.drafter import Drafter
 from jaxinfer.serving.sampling.layout import SamplerMode, num_special_rows
 from jaxinfer.serving.slots.step_data import Datum
+from jaxinfer.serving.slots.step_rows import StepRows
 
 # Few rows have one width: see `choose_buckets`.
 _MOST_ROWS_OF_ONE_WIDTH = 32
@@ -66,6 +68,18 @@ class Buckets:
     speculative: tuple[tuple[int, Drafter], ...] = ()
     generates: bool = True
     extra: tuple[Datum, ...] = ()
+
+    @functools.cached_property
+    def variants(self) -> "tuple[Buckets, ...]":
+        """These shapes, and those without the data that some steps don't need."""
+        always = tuple(datum for datum in self.extra if datum.is_needed is None)
+        return (self,) if always == self.extra else (self, replace(self, extra=always))
+
+    def of_step(self, step: StepRows) -> "Buckets":
+        """These shapes, without the data that a step's rows don't need."""
+        *_, least = self.variants
+        is_needed = (datum.is_needed and datum.is_needed(step) for datum in self.extra)
+        return self if any(is_needed) else least
 
     def samples_at_once(self, rows: int, mode: SamplerMode) -> bool:
         """True if a decode step of that many rows has its sampler in the same program."""

@@ -11,7 +11,8 @@ from jaxinfer.serving.programs.programs import Program, Programs
 
 def all_programs(buckets: Buckets, *, swaps: bool) -> list[ProgramKey]:
     """The keys of all programs that an engine may run, the slowest to compile first."""
-    return [key for kind in _kinds(buckets) for key in kind.keys(buckets, swaps=swaps)]
+    pairs = ((kind, each) for kind in _kinds(buckets) for each in buckets.variants)
+    return list(dict.fromkeys(key for kind, each in pairs for key in kind.keys(each, swaps=swaps)))
 
 
 def largest_programs(buckets: Buckets, kernels: Kernels) -> list[ProgramKey]:

@@ -46,7 +46,7 @@ class BatchBuilder:
         self._block_size = block_size
         self._padding_slot = max_num_seqs
         self._mirror = SlotMirror(max_num_seqs, buckets.widths[-1], prepare)
-        self._shared_rows = SharedRows(buckets, block_size)
+        self._shared_rows = SharedRows(block_size)
         self._draft_texts = draft_texts
         self.slot_edits = SlotEdits(self._mirror, vocab_size)
 
@@ -85,7 +85,8 @@ class BatchBuilder:
         table_slots = slots if schedule.is_decode else prefill_batch.read_tables(rows, slots)
         last = context + schedule.num_steps * (schedule.num_drafts + 1) - 1
         step = self._step_rows(rows, slots, sample_slots, context, table_slots, last)
-        batch = self._packer(schedule)(schedule, step, self._buckets, choose_mode)
+        buckets = self._buckets.of_step(step)
+        batch = self._packer(schedule)(schedule, step, buckets, choose_mode)
         shape = batch.shape
         sampling = shape.sampling(shape.arrays(batch.packed))
         self._write_scalars(sampling.scalars, sample_slots, context)
@@ -115,7 +116,9 @@ class BatchBuilder:
         else:
             shape = buckets.decode_shape(*step.tables.shape, mode=mode)
         if num_steps == 1 and buckets.sharing:
-            found = self._shared_rows.bucket(step, mode, shape.rows, self._mirror.num_loads)
+            found = self._shared_rows.bucket(
+                step, buckets, mode, shape.rows, self._mirror.num_loads
+            )
             if found is not None:
                 shape, groups = found
                 packed = pack(shape, step)

@@ -21,37 +21,37 @@ class SharedRows:
     are found once.
     """
 
-    def __init__(self, buckets: Buckets, block_size: int) -> None:
-        self._buckets = buckets
+    def __init__(self, block_size: int) -> None:
         self._block_size = block_size
         self._rows: tuple[bytes, int, int] | None = None
         self._groups: Sequence[Group] = ()
 
     def bucket(
-        self, step: StepRows, mode: SamplerMode, num_rows: int, num_loads: int
+        self, step: StepRows, buckets: Buckets, mode: SamplerMode, num_rows: int, num_loads: int
     ) -> tuple[DecodeShape, Sequence[Group]] | None:
         """The bucket of a step that reads shared keys once, and its groups; None if not worth one.
 
         Args:
+            buckets: the shapes of such steps.
             num_rows: of the bucket without sharing.
             num_loads: another number after any slot has got another holder or other blocks.
         """
-        sharing = self._buckets.sharing_shape(len(step.rows), mode=mode)
+        sharing = buckets.sharing_shape(len(step.rows), mode=mode)
         if sharing is None:
             return None
         rows = step.slots.tobytes(), num_loads, sharing.rows
         if rows != self._rows:
-            self._rows, self._groups = rows, self._find(step, sharing.rows)
+            self._rows, self._groups = rows, self._find(step, sharing.rows, buckets.rows_in_item)
         cost = _KEYS_FOR_SHARING + _KEYS_FOR_PADDING * (sharing.rows - num_rows)
         if sum(group.saved_keys for group in self._groups) < cost:
             return None
         return sharing, self._groups
 
-    def _find(self, step: StepRows, batch_rows: int) -> Sequence[Group]:
+    def _find(self, step: StepRows, batch_rows: int, rows_in_item: int) -> Sequence[Group]:
         return find_groups(
             step.tables,
             step.context,
             block_size=self._block_size,
             batch_rows=batch_rows,
-            rows_in_item=self._buckets.rows_in_item,
+            rows_in_item=rows_in_item,
         )

@@ -12,5 +12,9 @@ def _slots(step: StepRows) -> np.ndarray:
     return of_rows[step.row_of_token]
 
 
-SLOT_OF_TOKEN = Datum("adapter", "token", _slots, padding=-1)
+def _are_adapted(step: StepRows) -> bool:
+    return any(row.request.adapter_slot >= 0 for row in step.rows)
+
+
+SLOT_OF_TOKEN = Datum("adapter", "token", _slots, padding=-1, is_needed=_are_adapted)
 """The slot of each token's adapter; -1 for tokens without one, and for padding."""

@@ -41,6 +41,8 @@ class Datum:
         dtype: of 4 bytes, since all arrays travel in one int32 vector.
         only: the kind of step that takes it; None for both. The steps of a multi-step decode all
             get what was packed for the first.
+        is_needed: in a shape's `extra`, whether these rows need it; a step whose rows don't is of a
+            shape without. None is always.
 
     Raises:
         ValueError: the kind or the dtype is not one of these.
@@ -52,6 +54,7 @@ class Datum:
     padding: int | float | Padding = 0
     dtype: Literal["int32", "float32"] = "int32"
     only: Literal["prefill", "decode"] | None = None
+    is_needed: Callable[[StepRows], bool] | None = field(default=None, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         if self.kind not in ("token", "row", "row+1", "table"):

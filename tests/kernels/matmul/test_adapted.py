@@ -4,7 +4,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxinfer.kernels.matmul.adapted import AdaptedLeaf, own_ranks
+from jaxinfer.kernels.matmul.adapted import AdaptedLeaf, Owned
 from jaxinfer.kernels.matmul.op import begin, linear_of, norm_project, project_add
 from jaxinfer.kernels.norms.xla import rms_norm
 
@@ -12,11 +12,15 @@ L, R, INPUTS, OUTPUTS = 3, 4, 16, 8
 SLOTS = jnp.array([2, -1, 0, 2, 1], jnp.int32)
 
 
+def owned(slots, num_slots):
+    return Owned(slots, jnp.repeat(jnp.arange(num_slots, dtype=jnp.int32), R))
+
+
 def leaf(seed=0, slots=SLOTS):
     rng = np.random.default_rng(seed)
     shapes = ((OUTPUTS, INPUTS), (L * R, INPUTS), (OUTPUTS, L * R))
     weight, a, b = (rng.normal(size=shape).astype(np.float32) for shape in shapes)
-    return AdaptedLeaf(jnp.array(weight), jnp.array(a), jnp.array(b), own_ranks(slots, L, R))
+    return AdaptedLeaf(jnp.array(weight), jnp.array(a), jnp.array(b), owned(slots, L))
 
 
 def inputs():
@@ -60,7 +64,7 @@ def test_outputs_can_be_selected():
 
 def test_what_an_adapter_overflows_to_reaches_no_other_token():
     each, x = leaf(), inputs()
-    wild = AdaptedLeaf(each.weight, each.a.at[R : 2 * R].set(3e38), each.b, each.own)
+    wild = AdaptedLeaf(each.weight, each.a.at[R : 2 * R].set(3e38), each.b, each.owned)
     found = linear_of({"q_proj": wild}, "q_proj").product(x, x.dtype)
     wanted = linear_of({"q_proj": each}, "q_proj").product(x, x.dtype)
     np.testing.assert_array_equal(found[:4], wanted[:4])
@@ -75,9 +79,9 @@ def test_the_slot_changes_nothing(slot):
         each.weight,
         jnp.zeros_like(each.a).at[slot * R : (slot + 1) * R].set(a),
         jnp.zeros_like(each.b).at[:, slot * R : (slot + 1) * R].set(b),
-        own_ranks(jnp.array([slot], jnp.int32), L, R),
+        owned(jnp.array([slot], jnp.int32), L),
     )
-    alone = AdaptedLeaf(each.weight, a, b, own_ranks(jnp.array([0], jnp.int32), 1, R))
+    alone = AdaptedLeaf(each.weight, a, b, owned(jnp.array([0], jnp.int32), 1))
     found, wanted = (
         linear_of({"q_proj": leaf}, "q_proj").product(x, x.dtype) for leaf in (moved, alone)
     )

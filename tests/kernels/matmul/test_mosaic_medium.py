@@ -10,6 +10,7 @@ import pytest
 
 from jaxinfer.kernels.matmul.mosaic import medium
 from jaxinfer.kernels.matmul.mosaic.medium_plan import MediumConfig
+from jaxinfer.kernels.matmul.mosaic.shrink import shrink
 from jaxinfer.kernels.mosaic import registers
 from tests.kernels.h200_target import compile_for_h200, needs_plugin
 
@@ -69,6 +70,71 @@ def test_sizes_change_no_result(name):
         exact = [exact[0] / (1 + np.exp(-exact[0])) * exact[1]]
     for got, expected in zip(run(x, *weights), exact, strict=True):
         _close(got, expected)
+
+
+def _adapted(B, R, num_slots=8):
+    """Operands of products with ranks: rows, weights of q, k, v, gate and up, slots and owners."""
+    slots = np.random.default_rng(B).integers(-1, num_slots, -(-B // 64) * 64)
+    owners = np.repeat(np.arange(num_slots), R // num_slots)
+    outputs = (*_QKV, *_MLP)
+    weights = [_draw(n, n, 1024) for n in outputs[:-1]] + [_draw(7, outputs[-1], 1024)]
+    groups = [(3, weights[:3], R), (2, weights[3:], 2 * R)]
+    return (
+        _draw(0, B, 1024) * 32,
+        jnp.asarray(slots, jnp.int32),
+        jnp.asarray(owners, jnp.int32),
+        [
+            (
+                own,
+                _draw(9 + n, n * R, 1024),
+                [_draw(3 + i, len(w), wide) for i, w in enumerate(own)],
+            )
+            for n, own, wide in groups
+        ],
+    )
+
+
+def _with_ranks(x, slots, owners, groups):
+    outputs = []
+    for (weights, a, b), run in zip(groups, (medium.project, medium.gated), strict=True):
+        owned = jnp.tile(owners, len(weights))
+        low_rank = medium.LowRank(shrink(x, a, slots, owned), tuple(b))
+        found = run(x, weights, low_rank) if run is medium.project else run(x, *weights, low_rank)
+        outputs.append(found if isinstance(found, tuple) else (found,))
+    return outputs
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("R", [64, 128, 256])
+@pytest.mark.parametrize("B", [8, 16, 40, 64, 128, 192, 256])
+def test_ranks_are_added_and_only_a_rows_own(B, R):
+    x, slots, owners, groups = _adapted(B, R)
+    found = jax.jit(_with_ranks)(x, slots, owners, groups)
+    wide = np.asarray(x, np.float64)
+    own = np.asarray(slots)[:B, None] == np.tile(owners, 3)
+    for (weights, a, b), got in zip(groups, found, strict=True):
+        ranks = np.where(own[:, : len(a)], wide @ np.asarray(a, np.float64).T, 0.0)
+        ranks = np.asarray(jnp.asarray(ranks, jnp.bfloat16), np.float64)
+        size = b[0].shape[1]
+        parts = [ranks[:, i * size :][:, :size] if size == R else ranks for i in range(len(b))]
+        exact = [
+            wide @ np.asarray(weight, np.float64).T + part @ np.asarray(each, np.float64).T
+            for weight, each, part in zip(weights, b, parts, strict=True)
+        ]
+        if len(exact) == 2:
+            exact = [exact[0] / (1 + np.exp(-exact[0])) * exact[1]]
+        for each, expected in zip(got, exact, strict=True):
+            _close(each, expected)
+
+
+@needs_plugin
+@pytest.mark.parametrize("B", [8, 72, 256])
+def test_ranks_take_one_launch_and_no_other(B):
+    operands = jax.tree.map(
+        lambda array: jax.ShapeDtypeStruct(array.shape, array.dtype), _adapted(B, 64)
+    )
+    text = compile_for_h200(_with_ranks, *operands).as_text()
+    assert text.count('custom_call_target="mosaic_gpu') == 4
 
 
 def _shape(*shape):

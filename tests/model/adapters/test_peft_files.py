@@ -4,6 +4,7 @@ import math
 import re
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -112,14 +113,37 @@ def test_names_of_tunix_and_peft_mean_the_same():
 def test_ranks_are_padded_with_zeros_and_scaled():
     target = Target(1, "self_attn", "o_proj")
     (own,) = [each for at, each in matrices(0).items() if at == target]
-    layers = SHAPE.adapter("a", None, {target: own}).layers
-    assert layers.keys() == {str(i) for i in range(CONFIG.num_hidden_layers)}
-    padded = layers["1"]["self_attn"]["o_proj"]
+    stacked = SHAPE.adapter("a", None, {target: own}).matrices
+    assert all(len(leaf) == CONFIG.num_hidden_layers for leaf in jax.tree.leaves(stacked))
+    padded = {name: leaf[1] for name, leaf in stacked["self_attn"]["o_proj"].items()}
     np.testing.assert_array_equal(padded["a"][:4], own.a)
     np.testing.assert_array_equal(padded["b"][:, :4], own.b * np.float32(own.scale))
     assert not padded["a"][4:].any()
     assert not padded["b"][:, 4:].any()
-    assert not any(leaf.any() for leaf in jax.tree.leaves(layers["0"]))
+    assert sum(leaf.any() for leaf in jax.tree.leaves(stacked)) == 2
+    assert not any(leaf[0].any() for leaf in jax.tree.leaves(stacked))
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+def test_arrays_on_a_device_stay_there_and_give_the_same(transposed):
+    on_host = SHAPE.adapter("a", None, matrices(0))
+    found = {target: _on_device(each, transposed) for target, each in matrices(0).items()}
+    on_device = SHAPE.adapter("a", None, found)
+    assert all(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(on_device.matrices))
+    jax.tree.map(np.testing.assert_array_equal, on_device.matrices, on_host.matrices)
+
+
+def _on_device(own, transposed):
+    a, b = (jnp.array(leaf.T if transposed else leaf) for leaf in (own.a, own.b))
+    return Matrices(a, b, own.scale, (transposed, transposed))
+
+
+def test_a_device_array_that_is_not_finite_is_refused_by_projection():
+    found = {target: _on_device(each, False) for target, each in matrices(0).items()}
+    bad = next(reversed(found))
+    found[bad] = found[bad]._replace(b=found[bad].b.at[0, 0].set(jnp.nan))
+    with pytest.raises(ValueError, match=f"{bad} holds NaN or infinity in float32"):
+        SHAPE.adapter("a", None, found)
 
 
 @pytest.mark.parametrize(

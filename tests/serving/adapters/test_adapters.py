@@ -11,6 +11,8 @@ from jaxinfer.model.adapters.adapter import Adapter
 from jaxinfer.model.adapters.shape import AdapterShape
 from jaxinfer.serving.loaded_adapters import LoadedAdapters, of_tree
 from jaxinfer.serving.programs import token_parts
+from jaxinfer.serving.programs.kinds.copy_blocks import CopyBlocksKey
+from jaxinfer.serving.programs.kinds.sampler import SamplerKey
 from jaxinfer.serving.programs.kinds.write_adapter import WriteAdapterKey
 from jaxinfer.serving.programs.layout import DecodeShape, PrefillShape
 from jaxinfer.serving.programs.program_set import all_programs
@@ -262,8 +264,30 @@ def test_only_engines_with_adapters_have_their_programs_and_data():
             for each in (plain, adapted)
         ]
     assert WriteAdapterKey() not in keys[0]
-    assert keys[1] - {WriteAdapterKey()} == {_with_datum(key) for key in keys[0]}
-    assert len(keys[1]) == len(keys[0]) + 1
+    # Steps whose rows have no adapter run the programs of an engine without.
+    assert keys[1] - {WriteAdapterKey()} == keys[0] | {_with_datum(key) for key in keys[0]}
+
+
+def test_steps_without_adapters_are_those_of_an_engine_without():
+    launched = []
+    for options in ({}, LORA):
+        with small_llm(**options) as llm:
+            if options:
+                llm.load_adapter("a0", tree(matrices(0)), scale=0.5)
+            launcher = llm._loaded.replicas[0].runner.launcher
+            launcher.launched = []
+            llm.generate([PROMPT] * 2, GREEDY)
+            launched.append([key for key, _ in launcher.launched])
+            llm.generate([PROMPT] * 2, GREEDY, lora_request=["a0", None] if options else None)
+            launched.append([key for key, _ in launcher.launched])
+    plain, _, without, with_one = launched
+    assert without == plain
+    new = with_one[len(without) :]
+    assert new[0] == WriteAdapterKey()
+    forwards = [key for key in new if not isinstance(key, (WriteAdapterKey, SamplerKey))]
+    steps = [key for key in forwards if not isinstance(key, CopyBlocksKey)]
+    assert steps
+    assert all("adapter" in repr(key) for key in steps)
 
 
 def _with_datum(key):
@@ -330,8 +354,10 @@ def test_trees_of_qwix_have_their_axes_turned():
     path = f"layers.{target.layer}.attn.{target.name}"
     heads = own.b.T.reshape(4, CONFIG.num_attention_heads, -1)
     found = of_tree({f"{path}.w_lora_a": own.a.T, f"{path}.w_lora_b": heads}, 0.5)
-    np.testing.assert_array_equal(found[target].a, own.a)
-    np.testing.assert_array_equal(found[target].b, own.b)
+    assert found[target].shapes == (own.a.shape, own.b.shape)
+    a, b = found[target].oriented()
+    np.testing.assert_array_equal(a, own.a)
+    np.testing.assert_array_equal(b, own.b)
 
 
 def test_slots_are_given_away_least_recently_used_first():

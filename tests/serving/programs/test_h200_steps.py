@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import pytest
 
 from jaxinfer.kernels.policy import Kernels
+from jaxinfer.model.adapters.device_slots import ADAPTERS, describe_slots
 from jaxinfer.model.experts import Experts
 from jaxinfer.model.families.table import family_of
 from jaxinfer.model.modules import abstract_params
@@ -18,6 +19,7 @@ from jaxinfer.model.rope_scaling import RopeScaling
 from jaxinfer.model.sharding import ShardingRules
 from jaxinfer.planning.named_shapes import shape_config
 from jaxinfer.serving.compile.shared_forward import SharedForward
+from jaxinfer.serving.programs.adapted_layers import AdaptedLayers
 from jaxinfer.serving.programs.kinds.count_tokens import CountTokensKey
 from jaxinfer.serving.programs.kinds.kind import ProgramKey
 from jaxinfer.serving.programs.kinds.sampled_decode import SampledDecodeKey
@@ -33,6 +35,7 @@ from jaxinfer.serving.programs.speculative.drafter import DraftTextSizes
 from jaxinfer.serving.programs.speculative.lookup import LookupDrafter
 from jaxinfer.serving.programs.steps import StepContext
 from jaxinfer.serving.programs.token_parts import part_sizes
+from jaxinfer.serving.slots.adapter_datum import SLOT_OF_TOKEN
 from jaxinfer.serving.startup.memory import bytes_per_device
 from tests import hlo
 from tests.kernels.h200_target import h200_mesh, needs_plugin
@@ -298,6 +301,27 @@ def test_medium_batches_of_quantized_weights_are_read_as_codes(scheme):
         STEPS["decode_64"].key, 1, dataclasses.replace(_CONFIG, num_hidden_layers=3)
     )
     assert memory.temp_size_in_bytes <= plain.temp_size_in_bytes + 2e6, "no weight is written out"
+
+
+@pytest.mark.parametrize("rows", [2, 64, 256])
+def test_adapters_take_one_launch_a_group_beside_the_plain_kernels(rows):
+    num_slots, ranks = 4, 16
+    programs = programs_on(1)
+    loop = AdaptedLayers(num_slots, ranks, programs.context.kernels)
+    slots = describe_slots(programs.params, _CONFIG, jnp.bfloat16, num_slots=num_slots, ranks=ranks)
+    adapted = dataclasses.replace(
+        programs,
+        context=dataclasses.replace(programs.context, loop=loop),
+        params={**programs.params, ADAPTERS: slots},
+    )
+    key = DecodeShape(rows, _WIDTH, extra=(SLOT_OF_TOKEN,))
+    options = options_of(key, platform="gpu", num_devices=1)
+    compiled = program_of(adapted, key).lower().compile(compiler_options=options)
+    kernels = hlo.mosaic_kernels(compiled.as_text())
+    assert kernels["shrink"] == 4 * _LAYERS
+    assert kernels["medium_project_low_rank"] == 3 * _LAYERS
+    assert kernels["medium_gated_low_rank"] == _LAYERS
+    assert compiled.memory_analysis().temp_size_in_bytes < 30e6
 
 
 def test_many_rows_of_blocks_are_multiplied_as_codes():

@@ -12,6 +12,9 @@ each multiply them, as in FlashAttention-3 (Shah et al. 2024, arXiv:2407.08608).
 rows form a cluster that reads each tile of weights once (multicast), and so do `share_rows` blocks
 of neighbouring features with each tile of rows. An output's last tile may reach beyond its end.
 
+Both add low-rank products to their own (`LowRank`): a block's contraction goes on over ranks, which
+`shrink.py` computes.
+
 Which products pay, and with which sizes, is in `medium_plan.py`.
 """
 
@@ -20,6 +23,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -38,9 +42,23 @@ _REGISTERS = {2: (232, 40), 3: (160, 32)}
 _MOST_SUMS = 64
 
 
+class LowRank(NamedTuple):
+    """Products that are added to others of the same rows, before these are rounded.
+
+    Attributes:
+        ranks: ``[B, n R]``, of `shrink.py`: R columns for each of `project`'s n weights in turn, or
+            R for both of `gated`'s. R is a multiple of 64.
+        weights: ``[O, R]`` for each weight.
+    """
+
+    ranks: Float[Array, "B _"]
+    weights: tuple[Float[Array, "_ R"], ...]
+
+
 def project(
     x: Float[Array, "B I"],
     weights: Sequence[Float[Array, "_ I"]],
+    low_rank: LowRank | None = None,
     *,
     config: MediumConfig | None = None,
 ) -> tuple[Float[Array, "B _"], ...]:
@@ -49,22 +67,24 @@ def project(
     Args:
         x: activations, bfloat16.
         weights: `[O, I]` each, in x's dtype.
+        low_rank: what else is added to each.
 
     Raises:
         ValueError: `choose` has no configuration for these shapes, or `config` does not fit them.
     """
-    return _run(x, tuple(weights), 1, config)
+    return _run(x, tuple(weights), 1, config, low_rank)
 
 
 def gated(
     x: Float[Array, "B I"],
     gate: Float[Array, "F I"],
     up: Float[Array, "F I"],
+    low_rank: LowRank | None = None,
     *,
     config: MediumConfig | None = None,
 ) -> Float[Array, "B F"]:
     """`silu(x @ gate.T) * (x @ up.T)`, rounded once; see `project` for the limits."""
-    return _run(x, (gate, up), 2, config)[0]
+    return _run(x, (gate, up), 2, config, low_rank)[0]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,11 +97,27 @@ class _Problem:
     matrices: int  # that one block reads: 2 for gate and up
     dtype: jnp.dtype
     config: MediumConfig
+    ranks: int = 0  # R, by which the contraction goes on
+
+    @property
+    def parts(self) -> tuple[int, ...]:
+        """How many times a stage is filled with inputs, and with ranks."""
+        return tuple(size // (CHUNK * self.config.depth) for size in (self.size, self.ranks))
 
     @property
     def steps(self) -> int:
         """How many times a stage is filled."""
-        return self.size // (CHUNK * self.config.depth)
+        return sum(self.parts)
+
+    @property
+    def first_rank(self) -> Scalar:
+        """The first of the ranks that this block's output has for itself."""
+        before = jnp.int32(0)
+        first = 0
+        for features in self.outputs[:-1]:
+            first += -(-features // self.config.features)
+            before += (self.tile >= first).astype(jnp.int32)
+        return before * self.ranks
 
     @property
     def columns(self) -> int:
@@ -142,7 +178,8 @@ class _Problem:
         """Raises ValueError where the kernel cannot be built."""
         c = self.config
         sizes = c.features % 8 or c.group not in (64, 128) or c.rows % c.group or c.stages < 2
-        whole = self.B % 8 == 0 == self.size % (CHUNK * c.depth)
+        chunks = self.size % (CHUNK * c.depth) or self.ranks % (CHUNK * c.depth)
+        whole = self.B % 8 == 0 == chunks
         shapes = not whole or any(n % 64 for n in self.outputs)
         # Each block of a cluster fetches as many 8-row pieces of a shared tile.
         shares = c.features // 8 % self.row_blocks or c.rows // 8 % c.share_rows
@@ -150,15 +187,18 @@ class _Problem:
             raise ValueError(f"{c} does not fit {self.dtype}, B {self.B}, outputs {self.outputs}")
 
 
-def _run(x, weights, matrices, config):
+def _run(x, weights, matrices, config, low_rank=None):
     shapes = [w.shape for w in weights]
-    config = config or choose(x.shape[0], shapes, x.dtype, matrices=matrices)
+    ranks = low_rank.weights[0].shape[1] if low_rank else 0
+    config = config or choose(x.shape[0], shapes, x.dtype, matrices=matrices, ranks=ranks)
     if config is None:
         raise ValueError(f"no configuration for x {x.dtype}{x.shape} and weights {shapes}")
     outputs = tuple(w.shape[0] for w in weights[::matrices])
     B, size = x.shape
-    p = _Problem(B, size, outputs, matrices, jnp.dtype(x.dtype), config)
+    p = _Problem(B, size, outputs, matrices, jnp.dtype(x.dtype), config, ranks)
     p.check()
+    operands = _Operands(x, weights, low_rank)
+    arrays, tree = jax.tree.flatten(operands)
     c = p.config
     x_smem = plgpu.SMEM((c.stages * c.depth, c.rows, CHUNK), p.dtype, transforms=SWIZZLED)
     o_smem = plgpu.SMEM(
@@ -170,7 +210,7 @@ def _run(x, weights, matrices, config):
             collective_axes=tuple(p.cluster), num_arrivals=p.consumers, num_barriers=c.stages
         )
     return plgpu.kernel(
-        functools.partial(_block, p, len(weights)),
+        functools.partial(_block, p, tree),
         out_type=tuple(jax.ShapeDtypeStruct((p.B, n), p.dtype) for n in outputs),
         grid=(-(-p.tiles // c.share_rows),),
         grid_names=("tile",),
@@ -189,8 +229,21 @@ def _run(x, weights, matrices, config):
             "done": plgpu.Barrier(num_arrivals=p.consumers),
         },
         compiler_params=plgpu.CompilerParams(approx_math=True),
-        kernel_name="medium_gated" if matrices == 2 else "medium_project",
-    )(x, *weights)
+        kernel_name=_name(matrices, low_rank),
+    )(*arrays)
+
+
+class _Operands(NamedTuple):
+    """Arrays in device memory."""
+
+    x: jax.Array
+    weights: tuple[jax.Array, ...]
+    low_rank: LowRank | None
+
+
+def _name(matrices, low_rank):
+    name = "medium_gated" if matrices == 2 else "medium_project"
+    return f"{name}_low_rank" if low_rank else name
 
 
 def _staging(columns):
@@ -198,8 +251,9 @@ def _staging(columns):
     return next((swizzled(width) for width in (64, 32, 16) if columns % width == 0), ())
 
 
-def _block(p, num_weights, x, *refs, xo_smem, w_smem, filled, free, done):
-    weights, outputs = refs[:num_weights], refs[num_weights:]
+def _block(p, tree, *refs, xo_smem, w_smem, filled, free, done):
+    operands = jax.tree.unflatten(tree, refs[: tree.num_leaves])
+    outputs = refs[tree.num_leaves :]
     x_smem, o_smem = xo_smem
     consumer = lax.axis_index("warpgroup")
 
@@ -209,9 +263,9 @@ def _block(p, num_weights, x, *refs, xo_smem, w_smem, filled, free, done):
             plgpu.set_max_registers(p.registers[1], action="decrease")
         on_warps(
             lambda: p.by_output(
-                functools.partial(_stream_weights, p, weights, w_smem, filled, free)
+                functools.partial(_stream_weights, p, operands, w_smem, filled, free)
             ),
-            lambda: _stream_rows(p, x, x_smem, filled, free),
+            lambda: _stream_rows(p, operands, x_smem, filled, free),
         )
 
     @pl.when(consumer < p.consumers)
@@ -236,45 +290,57 @@ def _block(p, num_weights, x, *refs, xo_smem, w_smem, filled, free, done):
         plgpu.wait_smem_to_gmem(0)
 
 
-def _stream(p, free, copy):
-    """Producer warp: calls `copy(stage, slot, columns)` for every chunk once its stage is free."""
+def _stream(p, free, copy_inputs, copy_ranks):
+    """Producer warp: calls `copy_...(stage, slot, first column)` for each chunk in turn.
+
+    Each as soon as its stage is free.
+    """
     stages, depth = p.config.stages, p.config.depth
 
-    def one(step, _):
+    def fill(copy, before, step, _):
         stage = lax.rem(step, jnp.int32(stages))
         pl.when(step >= stages)(lambda: plgpu.barrier_wait(free.at[stage]))
+        own = step - before if before else step
         for chunk in range(depth):
-            first = (step * depth + chunk) * CHUNK
-            copy(stage, stage * depth + chunk, pl.ds(first, CHUNK))
+            copy(stage, stage * depth + chunk, (own * depth + chunk) * CHUNK)
 
-    lax.fori_loop(0, p.steps, one, None)
+    inputs, ranks = p.parts
+    lax.fori_loop(0, inputs, functools.partial(fill, copy_inputs, 0), None)
+    if ranks:
+        fill_ranks = functools.partial(fill, copy_ranks, inputs)
+        lax.fori_loop(inputs, inputs + ranks, fill_ranks, None)
 
 
-def _stream_weights(p, weights, w_smem, filled, free, output, feature):
-    def copy(stage, slot, columns):
+def _stream_weights(p, operands, w_smem, filled, free, output, feature):
+    def copy(weights, stage, slot, column):
         for matrix in range(p.matrices):
             plgpu.copy_gmem_to_smem(
                 weights[output * p.matrices + matrix].at[
-                    pl.ds(feature, p.config.features), columns
+                    pl.ds(feature, p.config.features), pl.ds(column, CHUNK)
                 ],
                 w_smem.at[slot, pl.ds(matrix * p.config.features, p.config.features)],
                 filled.at[stage],
                 collective_axes="rows" if "rows" in p.cluster else None,
             )
 
-    _stream(p, free, copy)
+    low = operands.low_rank and functools.partial(copy, operands.low_rank.weights)
+    _stream(p, free, functools.partial(copy, operands.weights), low)
 
 
-def _stream_rows(p, x, x_smem, filled, free):
-    def copy(stage, slot, columns):
+def _stream_rows(p, operands, x_smem, filled, free):
+    def copy(rows, first, stage, slot, column):
+        column = column if first is None else first + column
         plgpu.copy_gmem_to_smem(
-            x.at[pl.ds(p.row, p.config.rows), columns],
+            rows.at[pl.ds(p.row, p.config.rows), pl.ds(column, CHUNK)],
             x_smem.at[slot],
             filled.at[stage],
             collective_axes="column" if "column" in p.cluster else None,
         )
 
-    _stream(p, free, copy)
+    low = operands.low_rank
+    if low is not None:
+        low = functools.partial(copy, low.ranks, p.first_rank if len(p.outputs) > 1 else None)
+    _stream(p, free, functools.partial(copy, operands.x, None), low)
 
 
 def _multiply(p, consumer, x_smem, w_smem, filled, free):

@@ -43,7 +43,12 @@ class MediumConfig:
 
 
 def choose(
-    B: int, shapes: Sequence[tuple[int, ...]], dtype: jax.typing.DTypeLike, *, matrices: int = 1
+    B: int,
+    shapes: Sequence[tuple[int, ...]],
+    dtype: jax.typing.DTypeLike,
+    *,
+    matrices: int = 1,
+    ranks: int = 0,
 ) -> MediumConfig | None:
     """How to cut a product; None where another implementation is to be used.
 
@@ -55,12 +60,14 @@ def choose(
         shapes: `(O, I)` of every weight.
         dtype: of rows and weights.
         matrices: 1 for `project`, 2 for `gated`.
+        ranks: R of what is added to each product, where XLA would take launches of its own.
     """
     size = shapes[0][1]
     whole = B % 8 == 0 == size % CHUNK and all(features % 64 == 0 for features, _ in shapes)
-    if not whole or B < _FEWEST_ROWS or jnp.dtype(dtype) != jnp.bfloat16:
+    pays = B >= _FEWEST_ROWS or ranks
+    if not whole or not pays or jnp.dtype(dtype) != jnp.bfloat16:
         return None
-    cut = _cut_rows(B, len(shapes), matrices)
+    cut = _cut_rows(B, len(shapes), matrices, adds=ranks > 0)
     if cut is None:
         return None
     rows, group = cut
@@ -80,9 +87,10 @@ def choose(
         fit = shared // ((rows + matrices * features) * CHUNK * depth * 2)
         return min(12, fit)  # More gain nothing.
 
-    deep = B <= 128 and size % (2 * CHUNK) == 0 and stages(2) >= 3
+    few = B <= 128 or (ranks and len(shapes) == 1)
+    deep = few and size % (2 * CHUNK) == 0 == ranks % (2 * CHUNK) and stages(2) >= 3
     depth = 2 if deep else 1
-    narrow = features < _FEWEST_FEATURES * row_blocks
+    narrow = not ranks and features < _FEWEST_FEATURES * row_blocks
     if narrow or features > widest or stages(depth) < fewest_stages:
         return None
     # Wide blocks, few of whose stages fit, gain by reading their rows together.
@@ -90,9 +98,9 @@ def choose(
     return MediumConfig(features, rows, stages(depth), share, group, depth)
 
 
-def _cut_rows(B: int, weights: int, matrices: int) -> tuple[int, int] | None:
+def _cut_rows(B: int, weights: int, matrices: int, *, adds: bool) -> tuple[int, int] | None:
     """Rows of a block and of a consumer; None where XLA's products are faster."""
-    if (B <= 32 and weights == 1) or B > 256:
+    if (B <= 32 and weights == 1 and not adds) or B > 256:
         return None
     if B <= _GROUP:
         return _GROUP, _GROUP
@@ -102,7 +110,7 @@ def _cut_rows(B: int, weights: int, matrices: int) -> tuple[int, int] | None:
     if B <= 128:
         return _GROUP, _GROUP
     if weights == 1:
-        return None
+        return (2 * _GROUP, _GROUP) if adds else None
     return (192, _GROUP) if B <= 192 else (128, 128)
 
 

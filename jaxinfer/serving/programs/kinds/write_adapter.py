@@ -1,6 +1,6 @@
-"""The program that writes one layer of a LoRA adapter to a slot."""
+"""The program that writes a LoRA adapter to a slot."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -8,7 +8,7 @@ import jax
 import numpy as np
 
 from jaxinfer.model.adapters.adapter import Adapter
-from jaxinfer.model.adapters.device_slots import ADAPTERS, describe_one, write_slot
+from jaxinfer.model.adapters.device_slots import ADAPTERS, describe_adapter, write_slot
 from jaxinfer.serving.programs.adapted_layers import AdaptedLayers
 from jaxinfer.serving.programs.buckets import Buckets
 from jaxinfer.serving.programs.kinds.kind import ProgramKind
@@ -19,7 +19,7 @@ from jaxinfer.serving.slots.adapter_datum import SLOT_OF_TOKEN
 
 @dataclass(frozen=True)
 class WriteAdapterKey:
-    """The key of the program that writes a layer of an adapter: all layers have the same shapes."""
+    """The key of the program that writes an adapter: all have the same shapes."""
 
 
 class WriteAdapterKind(ProgramKind[WriteAdapterKey]):
@@ -34,31 +34,29 @@ class WriteAdapterKind(ProgramKind[WriteAdapterKey]):
         return [WriteAdapterKey()] if SLOT_OF_TOKEN in buckets.extra else []
 
     def program(self, programs: Programs, key: WriteAdapterKey) -> Program:
-        """The program of `device_slots.write_slot`; it donates nothing, for steps read the old."""
-        layer = programs.params[ADAPTERS]["0"]
-        loop = programs.context.loop
+        """The program of `device_slots.write_slot`."""
+        slots, loop = programs.params[ADAPTERS], programs.context.loop
         assert isinstance(loop, AdaptedLayers)
-        arguments = (layer, programs.whole(()), describe_one(layer, loop.ranks))
-        return programs.sharded("write_adapter", write_slot, arguments, layer, donate=())
+        arguments = (slots, programs.whole(()), describe_adapter(slots, loop.ranks))
+        return programs.sharded("write_adapter", write_slot, arguments, slots, donate=(0,))
 
 
 def write_adapter(
-    params: Mapping[str, Any],
+    params: dict[str, Any],
     slot: int,
     adapter: Adapter,
     program: Callable[[Any], Callable[..., Any]],
     whole: jax.sharding.Sharding,
 ) -> None:
-    """Write an adapter to a slot, layer by layer; steps in flight keep what they were given.
+    """Write an adapter to a slot, behind the steps in flight.
 
     Args:
-        params: their part `ADAPTERS` gets the new arrays.
+        params: their part `ADAPTERS` is donated, and replaced.
         slot: which.
         program: of a `WriteAdapterKey`.
         whole: the sharding of arrays that every device holds whole.
     """
-    layers, write = params[ADAPTERS], program(WriteAdapterKey())
+    shardings = jax.tree.map(lambda leaf: leaf.sharding, describe_adapter(params[ADAPTERS], 1))
+    placed = jax.device_put(adapter.matrices, shardings)
     where = upload(np.array(slot, np.int32), whole)
-    for index, layer in layers.items():
-        shardings = jax.tree.map(lambda leaf: leaf.sharding, layer)
-        layers[index] = write(layer, where, jax.device_put(adapter.layers[index], shardings))
+    params[ADAPTERS] = program(WriteAdapterKey())(params[ADAPTERS], where, placed)
