@@ -74,42 +74,25 @@ class AdapterShape:
             raise ValueError(f"adapter {show(name)} changes no projection of any layer")
         shapes = projection_shapes(self.config)
         for target, matrices in found.items():
-            self._check(name, target, matrices, shapes)
+            check_fits(name, target, matrices, self.config)
+            if (rank := matrices.a.shape[0]) > self.ranks:
+                raise ValueError(
+                    f"adapter {show(name)}: {target} has rank {rank}, above "
+                    f"max_lora_rank={self.ranks}; raise that"
+                )
         layers: dict[str, Any] = {}
         for layer in range(self.config.num_hidden_layers):
             parts = layers[str(layer)] = {}
             for part, projection in ADAPTED:
                 own = found.get(Target(layer, part, projection))
                 padded = self._padded(own, shapes[projection])
-                if own is not None and not all(map(_is_finite, padded.values())):
+                if own is not None and not all(map(is_finite, padded.values())):
                     raise ValueError(
                         f"adapter {show(name)}: {Target(layer, part, projection)} holds NaN or "
                         f"infinity in {np.dtype(self.dtype).name}"
                     )
                 parts.setdefault(part, {})[projection] = padded
         return Adapter(name, next(_versions), path, layers)
-
-    def _check(
-        self, name: str, target: Target, matrices: Matrices, shapes: Mapping[str, tuple[int, int]]
-    ) -> None:
-        subject, layers = f"adapter {show(name)}: {target}", self.config.num_hidden_layers
-        if target.layer >= layers:
-            raise ValueError(f"{subject}: this model has {layers} layers; it is another model's")
-        if (target.part, target.name) not in ADAPTED:
-            known = ", ".join(".".join(each) for each in ADAPTED)
-            raise ValueError(f"{subject} can't be adapted; what can: {known}")
-        (a, b, _), (outputs, inputs) = matrices, shapes[target.name]
-        if a.ndim != 2 or b.ndim != 2 or a.shape[0] != b.shape[1]:
-            raise ValueError(f"{subject}: lora_A {a.shape} and lora_B {b.shape} are no pair")
-        if (b.shape[0], a.shape[1]) != (outputs, inputs):
-            raise ValueError(
-                f"{subject} maps {a.shape[1]} inputs to {b.shape[0]} outputs, and this model's "
-                f"{inputs} to {outputs}; it is another model's"
-            )
-        if a.shape[0] > self.ranks:
-            raise ValueError(
-                f"{subject} has rank {a.shape[0]}, above max_lora_rank={self.ranks}; raise that"
-            )
 
     def _padded(self, own: Matrices | None, shape: tuple[int, int]) -> dict[str, np.ndarray]:
         a = np.zeros((self.ranks, shape[1]), self.dtype)
@@ -122,6 +105,31 @@ class AdapterShape:
         return {"a": a, "b": b}
 
 
-def _is_finite(array: np.ndarray) -> bool:
+def check_fits(name: str, target: Target, matrices: Matrices, config: ModelConfig) -> None:
+    """Check that an adapter's matrices of a projection are of a model of this shape.
+
+    Args:
+        name: the adapter's, for the message.
+
+    Raises:
+        ValueError: they are of another model; names the projection.
+    """
+    subject, layers = f"adapter {show(name)}: {target}", config.num_hidden_layers
+    if target.layer >= layers:
+        raise ValueError(f"{subject}: this model has {layers} layers; it is another model's")
+    if (target.part, target.name) not in ADAPTED:
+        known = ", ".join(".".join(each) for each in ADAPTED)
+        raise ValueError(f"{subject} can't be adapted; what can: {known}")
+    (a, b, _), (outputs, inputs) = matrices, projection_shapes(config)[target.name]
+    if a.ndim != 2 or b.ndim != 2 or a.shape[0] != b.shape[1]:
+        raise ValueError(f"{subject}: lora_A {a.shape} and lora_B {b.shape} are no pair")
+    if (b.shape[0], a.shape[1]) != (outputs, inputs):
+        raise ValueError(
+            f"{subject} maps {a.shape[1]} inputs to {b.shape[0]} outputs, and this model's "
+            f"{inputs} to {outputs}; it is another model's"
+        )
+
+
+def is_finite(array: np.ndarray) -> bool:
     """Whether no value is NaN or infinity, by which ranks of zero would reach other tokens."""
     return bool(np.isfinite(array.astype(np.float32)).all())
