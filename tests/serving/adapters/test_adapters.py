@@ -3,10 +3,12 @@
 import asyncio
 from dataclasses import replace
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxinfer import LLM, BeamSearchParams, EngineConfig, LoRARequest, SamplingParams
+from jaxinfer import LLM, BeamSearchParams, EngineConfig, LoRARequest, SamplingParams, forward
 from jaxinfer.model.adapters.adapter import Adapter
 from jaxinfer.model.adapters.shape import AdapterShape
 from jaxinfer.serving.loaded_adapters import LoadedAdapters, of_tree
@@ -139,6 +141,20 @@ def test_samples_of_a_prompt_and_rollouts_have_its_adapter(llm):
     assert [each.token_ids for each in output.outputs] == [expected(1)[:3]] * 3
     rollouts = llm.rollout([PROMPT], GREEDY, lora_request="a0")
     assert rollouts.completion_ids[0].tolist() == expected(0)
+
+
+def test_texts_are_scored_with_their_adapters(llm):
+    asked = ["a0", None, "a1"]
+    outputs = llm.score([PROMPT] * 3, lora_request=asked)
+    for seed, output in zip((0, None, 1), outputs, strict=True):
+        params = small_params() if seed is None else merged(matrices(seed))
+        logprobs = jax.nn.log_softmax(
+            forward(jax.tree.map(jnp.asarray, params), CONFIG, jnp.array(PROMPT))
+        )
+        wanted = [logprobs[i, token] for i, token in enumerate(PROMPT[1:])]
+        np.testing.assert_allclose(output.token_logprobs[1:], wanted, rtol=1e-5, atol=1e-5)
+    with pytest.raises(ValueError, match="lora_request can't be given with documents"):
+        llm.score("a", "b", lora_request="a0")
 
 
 def test_beam_search_has_its_adapter(llm):
