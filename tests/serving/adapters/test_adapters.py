@@ -227,7 +227,7 @@ def test_a_directory_of_peft_is_loaded_when_it_is_asked_for(llm, tmp_path):
 def test_a_request_of_files_is_not_answered_by_arrays_of_the_same_name(llm, tmp_path):
     llm.load_adapter("both", tree(matrices(0)), scale=0.5)
     path = save_peft(tmp_path / "both", tree(matrices(1)), lora_alpha=2)
-    with pytest.raises(ValueError, match=r"'both' was loaded from arrays, not from .*both; ask for"):
+    with pytest.raises(ValueError, match="'both' was loaded from arrays, not from"):
         llm.generate([PROMPT], GREEDY, lora_request=LoRARequest("both", 1, path))
     assert ids(llm.generate([PROMPT], GREEDY, lora_request="both")) == [expected(0)]
     again = LoRARequest("both", 1, path, load_inplace=True)
