@@ -144,13 +144,13 @@ def weights_of(llm):
     return jax.tree.leaves(llm._loaded.replicas[0].runner.resident.params["model"])
 
 
-def rollout_of(actor, cluster, **options):
+def rollout_of(actor, cluster, mesh=None, **options):
     from jaxinfer.integrations.tunix import JaxinferRollout
 
     return JaxinferRollout(
         rollout_actor=actor,
         tokenizer=cluster.tokenizer,
-        mesh=tunix_run.make_mesh(),
+        mesh=tunix_run.make_mesh() if mesh is None else mesh,
         rollout_config=tunix_run.rollout_config(),
         **SMALL,
         **options,
@@ -165,3 +165,28 @@ def test_a_missing_alpha_and_one_too_many_are_named(run):
     plain = tunix_run.make_model(tunix_run.make_mesh())
     with pytest.raises(ValueError, match=r"lora_alpha is 8\.0, and the actor has no LoRA adapters"):
         rollout_of(plain, cluster, lora_alpha=ALPHA)
+
+
+@pytest.mark.parametrize("size", [(1, 2), (2, 1)], ids=["tp", "fsdp"])
+def test_adapters_are_split_as_tunixs_mesh_says(run, size):
+    from flax import nnx
+
+    cluster, seen = run
+    output, _, _ = seen[-1]
+    mesh = tunix_run.make_mesh(*size)
+    actor = tunix_run.with_adapters(tunix_run.make_model(mesh), mesh, RANK, ALPHA)
+    trained = jax.device_get(nnx.state(cluster.actor_trainer.model, nnx.LoRAParam))
+    placed = jax.tree.map(
+        lambda own, new: jax.device_put(new, own.sharding),
+        nnx.state(actor, nnx.LoRAParam),
+        trained,
+    )
+    rollout = rollout_of(actor, cluster, mesh, lora_alpha=ALPHA)
+    rollout.update_params(placed, (nnx.LoRAParam,))
+    scores = rollout.get_per_token_logps(
+        output.left_padded_prompt_tokens, padded(output.tokens, rollout.pad_id())
+    )
+    rollout.close()
+    own = trainer_scores(cluster, output, temperature=1.0)
+    for i, row in enumerate(output.tokens):
+        np.testing.assert_allclose(scores[i, : len(row)], own[i, : len(row)], atol=1e-3)
