@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from jaxinfer.config import EngineConfig
     from jaxinfer.decisions import Decision
     from jaxinfer.errors import (
+        AdapterNotFoundError,
         CapacityError,
         DistributedError,
         EngineDeadError,
@@ -66,6 +67,7 @@ __version__ = "0.2.0"
 
 __all__ = [
     "LLM",
+    "AdapterNotFoundError",
     "AnswerFormat",
     "AsyncLLM",
     "BeamSearchOutput",
@@ -139,6 +141,7 @@ _NAMES_OF = {
     "config": ("EngineConfig",),
     "decisions": ("Decision",),
     "errors": (
+        "AdapterNotFoundError",
         "CapacityError",
         "DistributedError",
         "EngineDeadError",

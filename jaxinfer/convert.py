@@ -1,4 +1,4 @@
-"""`jaxinfer convert`: a model directory from safetensors to Orbax, or back, or from GGUF."""
+"""`jaxinfer convert`: a model directory in another format, quantized, or with an adapter merged."""
 
 import argparse
 import sys
@@ -22,6 +22,7 @@ _EPILOG = """examples:
   jaxinfer convert qwen3-orbax qwen3-safetensors --dtype float32
   jaxinfer convert Qwen/Qwen3-8B qwen3-8b-fp8 --quantize fp8
   jaxinfer convert Qwen/Qwen3-8B qwen3-8b-int4 --quantize int4 --calibrate chats.jsonl
+  jaxinfer convert Qwen/Qwen3-8B qwen3-8b-sql --merge adapters/sql
   jaxinfer convert SmolLM2-135M-Instruct.Q8_0.gguf smollm2"""
 
 
@@ -29,8 +30,8 @@ def build_parser() -> CommandParser:
     """The flags of `jaxinfer convert`."""
     parser = CommandParser(
         "convert",
-        "Convert a model directory between safetensors and Orbax, or a GGUF file to safetensors. "
-        "A classifier keeps its head.",
+        "Convert a model directory between safetensors and Orbax, or a GGUF file to safetensors; "
+        "quantize weights, or merge a LoRA adapter into them. A classifier keeps its head.",
         _EPILOG,
     )
     parser.add_argument(
@@ -41,12 +42,19 @@ def build_parser() -> CommandParser:
     parser.add_argument(
         "--to",
         choices=["safetensors", "orbax"],
-        help="format to write (default: the one the model is not in)",
+        help="format to write (default: the one the model is not in; safetensors with --quantize "
+        "or --merge)",
     )
     parser.add_argument(
         "--dtype",
         choices=["float32", "bfloat16", "float16"],
         help="dtype of the written weights (default: the one config.json names; bfloat16 for GGUF)",
+    )
+    parser.add_argument(
+        "--merge",
+        metavar="ADAPTER",
+        help="a LoRA adapter's directory, as PEFT saves it, to add to plain weights, before they "
+        "are quantized (default: none)",
     )
     parser.add_argument(
         "--quantize",
@@ -125,6 +133,8 @@ def _convert(
     end_progress: Callable[[], None],
 ) -> str:
     """Write the directory; returns its format."""
+    from pathlib import Path
+
     from jaxinfer.model.checkpoint.conversion import convert_directory
     from jaxinfer.model.checkpoint.hub import gguf_file, resolve_model
 
@@ -135,11 +145,15 @@ def _convert(
         calibrate = None
         if arguments.calibrate is not None:
             calibrate = _calibration(arguments, source, end_progress)
-        return convert_directory(source, output, to, dtype, progress, arguments.quantize, calibrate)
-    if arguments.quantize is not None:
-        raise ValueError(
-            f"--quantize: {file.name} becomes plain safetensors; convert that directory again"
+        adapter = None if arguments.merge is None else Path(arguments.merge).expanduser()
+        return convert_directory(
+            source, output, to, dtype, progress, arguments.quantize, calibrate, adapter
         )
+    for flag in ("merge", "quantize"):
+        if getattr(arguments, flag) is not None:
+            raise ValueError(
+                f"--{flag}: {file.name} becomes plain safetensors; convert that directory again"
+            )
     if to == "orbax":
         raise ValueError(
             f"--to orbax: {file.name} becomes safetensors; convert that directory to Orbax"

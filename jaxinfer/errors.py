@@ -36,6 +36,10 @@ class PromptTooLongError(JaxinferError, ValueError):
         self.is_exact = is_exact
 
 
+class AdapterNotFoundError(JaxinferError, ValueError):
+    """No LoRA adapter of this name is loaded; a server answers 404."""
+
+
 class QueueFullError(JaxinferError, RuntimeError):
     """The waiting queue is full; a server answers 503.
 

@@ -29,6 +29,7 @@ _TESTS_OF = {
         "tests/test_examples.py",
         "tests/test_short_examples.py",
         "tests/test_distill_example.py",
+        "tests/scripts/docs/test_notebooks.py",
     ),
     "tests/behaviours.md": ("tests/test_behaviours_page.py",),
     "docs/": ("tests/test_docs_names.py", "tests/test_docs_site.py"),

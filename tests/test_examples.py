@@ -60,6 +60,24 @@ def test_grpo_draws_curves_in_text(grpo):
 
 
 @pytest.mark.slow
+def test_lora_grpo_trains_the_adapter_that_the_engine_has():
+    lora_grpo, lines = _load("lora_grpo"), []
+    with jax.numpy_dtype_promotion("standard"):  # as a user has it, and as Adam of optax needs
+        steps = lora_grpo.train(num_steps=4, n=8, learning_rate=1e-2, say=lines.append)
+    # The engine has the trainer's adapter at every step: older ones differ by far more.
+    assert all(0 < step.gap < 1e-4 for step in steps)
+    assert steps[-1].reward > steps[0].reward > 0
+    assert lines[0] == "the model has 14.0 MB"
+    assert all("moved 304 KB" in line for line in lines[1:])
+    assert [line.split()[1] for line in lines[1:]] == ["1", "2", "3", "4"]
+
+
+def test_lora_grpo_compares_rewards_within_a_prompt():
+    rewards = np.array([0, 1, 1, 1], np.float32)
+    np.testing.assert_allclose(_load("lora_grpo").advantages(rewards, 2), [-1, 1, 0, 0], atol=1e-3)
+
+
+@pytest.mark.slow
 def test_steering_moves_stories_to_an_island(tmp_path, capsys):
     steering = _load("steering")
     effect = steering.main(tmp_path / "steering.png")

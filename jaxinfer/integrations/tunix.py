@@ -14,6 +14,7 @@ from jaxinfer.integrations.tunix_settings import (
     choose_pad,
     engine_mesh,
     left_padded,
+    lora_rank,
     model_config,
     neighbours,
     sampling_params,
@@ -23,12 +24,19 @@ from jaxinfer.logprobs import ChosenLogprobs
 from jaxinfer.optional import import_optional
 from jaxinfer.outputs import CompletionOutput
 from jaxinfer.rollouts.mapping import ParamsMapping
+from jaxinfer.rollouts.trees import leaves_by_path
 from jaxinfer.serving.llm import LLM
 
 _SHARE_OF_MEMORY = 0.4
-_LORA = (
-    "JaxinferRollout can't take LoRA adapters yet, and tunix syncs nothing else of a model with "
-    'adapters; train all parameters, or use rollout_engine="vanilla"'
+_POLICY = "policy"
+"""The name of the actor's adapter in the engine."""
+_NO_ALPHA = (
+    "the actor has LoRA adapters, whose scale is alpha / rank, and its arrays don't tell alpha; "
+    "give LoraRule's: functools.partial(JaxinferRollout, lora_alpha=...)"
+)
+_NO_LORA = (
+    "the actor had no LoRA adapters when this JaxinferRollout was made; apply them to the model "
+    "before the cluster is"
 )
 
 
@@ -38,7 +46,7 @@ def _tunix(module: str) -> Any:
 
 
 base_rollout = _tunix("rl.rollout.base_rollout")
-_lora = _tunix("sft.utils").is_lora_enabled
+_has_lora = _tunix("sft.utils").is_lora_enabled
 _Known = dict[tuple[bytes, bytes], np.ndarray]
 
 
@@ -48,7 +56,8 @@ class JaxinferRollout(base_rollout.BaseRollout):
     Equal neighbouring prompts are one request. End tokens stay in `tokens`, with their
     log-probabilities, which are of ``log_softmax(logits / temperature)`` without truncation, as
     tunix's trainer computes them. The engine owns its parameters: every sync is one program that
-    writes into the memory of the last ones.
+    writes into the memory of the last ones. Of an actor with qwix's LoRA adapters the engine takes
+    the weights once, and every sync is a new version of one adapter.
 
     Args:
         rollout_actor: the trainer's `Qwen3`, given by tunix, as the next three.
@@ -56,13 +65,14 @@ class JaxinferRollout(base_rollout.BaseRollout):
         mesh: of ``fsdp`` and ``tp``, or without one or both.
         rollout_config: `RolloutConfig` of training.
         pad_token_id: None takes an id that is never sampled; tunix reads it with `pad_id`.
+        lora_alpha: of the `LoraRule` that gave the actor its adapters; None without adapters.
         engine_options: keywords of `LLM`, by `functools.partial`. The default of `max_model_len` is
             what the rollout config needs, that of `gpu_memory_utilization` 0.4, since the trainer
-            has the rest.
+            has the rest; that of `max_lora_rank` the rank of the adapters.
 
     Raises:
-        TypeError, ValueError: the model is no dense Qwen3, or as `LLM`.
-        NotImplementedError: the model has LoRA adapters.
+        TypeError, ValueError: the model is no dense Qwen3, its adapters are of several ranks or of
+            what is no projection of a layer, `lora_alpha` is missing, or as `LLM`.
     """
 
     def __init__(
@@ -72,10 +82,12 @@ class JaxinferRollout(base_rollout.BaseRollout):
         mesh: jax.sharding.Mesh,
         rollout_config: Any,
         pad_token_id: int | None = None,
+        lora_alpha: float | None = None,
         **engine_options: Any,
     ) -> None:
-        if _lora(rollout_actor):
-            raise NotImplementedError(_LORA)
+        adapter = _lora_params(rollout_actor) if _has_lora(rollout_actor) else None
+        rank = None if adapter is None else lora_rank(leaves_by_path(adapter))
+        self._scale = _scale(lora_alpha, rank)
         own = rollout_config.max_prompt_length + rollout_config.max_tokens_to_generate
         longest = max(own, rollout_config.kv_cache_size)
         config = model_config(rollout_actor.config, longest)
@@ -93,6 +105,8 @@ class JaxinferRollout(base_rollout.BaseRollout):
             "gpu_memory_utilization": _SHARE_OF_MEMORY,
             "show_progress": False,
         }
+        if rank is not None:
+            defaults |= {"enable_lora": True, "max_loras": 1, "max_lora_rank": rank}
         self.llm = LLM(
             params=_tunix_params(rollout_actor),
             mapping=self._mapping,
@@ -102,6 +116,9 @@ class JaxinferRollout(base_rollout.BaseRollout):
             logprobs_mode="temperature_logprobs",
             **(defaults | engine_options),
         )
+        self._adapter = None if adapter is None else _POLICY
+        if adapter is not None:
+            self.llm.load_adapter(_POLICY, adapter, scale=self._scale)
 
     def generate(self, prompts: list[str], rollout_config: Any, **_: Any) -> Any:
         """Complete prompts.
@@ -130,7 +147,7 @@ class JaxinferRollout(base_rollout.BaseRollout):
             for i, (_, n) in enumerate(groups)
         ]
         self._calls += 1
-        outputs = self.llm.generate(ids, params, use_tqdm=False)
+        outputs = self.llm.generate(ids, params, use_tqdm=False, lora_request=self._adapter)
         completions = [each for output in outputs for each in output.outputs]
         tokens = [np.asarray(each.token_ids, np.int32) for each in completions]
         logprobs = [_logprobs(each) for each in completions]
@@ -163,7 +180,7 @@ class JaxinferRollout(base_rollout.BaseRollout):
         pairs = list(zip(prompts, completions, strict=True))
         unknown = [p for p in pairs if _key(*p) not in self._known and len(p[1])]
         asked = [(prompt.tolist(), completion.tolist()) for prompt, completion in unknown]
-        scores = self.llm.score(asked) if asked else []
+        scores = self.llm.score(asked, lora_request=self._adapter) if asked else []
         scored = {
             _key(*pair): np.asarray(score.token_logprobs[score.start :], np.float32)
             for pair, score in zip(unknown, scores, strict=True)
@@ -175,19 +192,26 @@ class JaxinferRollout(base_rollout.BaseRollout):
         return jnp.asarray(logps)
 
     def update_params(self, params: Any, filter_types: tuple[Any, ...] | None = None) -> None:
-        """Take the trainer's weights; the prefix cache forgets everything.
+        """Take the trainer's weights, or its adapters; completions that run keep the last ones.
+
+        Weights wait for these to end, and the prefix cache forgets everything. Adapters wait for
+        nothing, since a completion keeps the version that it began with.
 
         Args:
-            params: `nnx.state(actor, nnx.Param)`.
+            params: `nnx.state(actor, nnx.Param)`, or of `nnx.LoRAParam`.
             filter_types: what tunix filtered them by.
 
         Raises:
-            NotImplementedError: they are LoRA adapters alone.
-            ValueError, TypeError: as `LLM.update_params`; the weights are as they were.
+            ValueError: they are adapters, which the actor did not have before.
+            ValueError, TypeError: as `LLM.update_params` and `LLM.update_adapter`; weights and
+                adapters are as they were.
         """
         if any("LoRA" in getattr(each, "__name__", "") for each in filter_types or ()):
-            raise NotImplementedError(_LORA)
-        self.llm.update_params(params, self._mapping, in_flight="wait")
+            if self._adapter is None:
+                raise ValueError(_NO_LORA)
+            self.llm.update_adapter(self._adapter, params, scale=self._scale)
+        else:
+            self.llm.update_params(params, self._mapping, in_flight="wait")
         self._known.clear()
 
     def pad_id(self) -> int:
@@ -239,9 +263,25 @@ def _end_token_ids(config: Any, tokenizer: Any) -> list[int]:
     return list(config.eos_tokens) if config.eos_tokens else [tokenizer.eos_id()]
 
 
+def _scale(alpha: float | None, rank: int | None) -> float | None:
+    """What the product of the adapters' matrices is multiplied by; None without adapters."""
+    if rank is None:
+        if alpha is not None:
+            raise ValueError(f"lora_alpha is {alpha}, and the actor has no LoRA adapters")
+        return None
+    if alpha is None:
+        raise ValueError(_NO_ALPHA)
+    return alpha / rank
+
+
 def _tunix_params(actor: Any) -> Any:
     nnx = importlib.import_module("flax.nnx")
-    return nnx.state(actor, nnx.Param)
+    return nnx.state(actor, nnx.All(nnx.Param, nnx.Not(nnx.LoRAParam)))
+
+
+def _lora_params(actor: Any) -> Any:
+    nnx = importlib.import_module("flax.nnx")
+    return nnx.state(actor, nnx.LoRAParam)
 
 
 def _logprobs(completion: CompletionOutput) -> np.ndarray:

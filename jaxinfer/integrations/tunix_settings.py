@@ -2,12 +2,13 @@
 
 import itertools
 import warnings
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from jax.sharding import AxisType, Mesh
 
+from jaxinfer.model.adapters.names import paired
 from jaxinfer.model.config import ModelConfig
 from jaxinfer.model.sharding import ShardingRules
 from jaxinfer.sampling_params import SamplingParams
@@ -103,6 +104,26 @@ def sampling_params(
         logprobs=0,
         detokenize=False,
     )
+
+
+def lora_rank(leaves: Mapping[str, Any]) -> int:
+    """The rank of an actor's adapters.
+
+    Args:
+        leaves: matrices of LoRA by qwix's names.
+
+    Raises:
+        ValueError: a leaf is none of a layer's projection, or ranks differ; names it.
+    """
+    ranks = {name_a: leaves[name_a].shape[-1] for name_a, _ in paired(leaves).values()}
+    first, rank = next(iter(ranks.items()))
+    for name, other in ranks.items():
+        if other != rank:
+            raise ValueError(
+                f"{first} has rank {rank}, and {name} {other}; JaxinferRollout takes adapters of "
+                "one rank, whose scale is one number"
+            )
+    return rank
 
 
 def choose_pad(given: int | None, ends: Collection[int], vocab_size: int, tokenizer: Any) -> int:

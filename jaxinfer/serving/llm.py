@@ -476,7 +476,7 @@ class LLM(InspectionDoor):
         """Forget a loaded adapter; requests that were made before end with it.
 
         Raises:
-            ValueError: none of that name is loaded.
+            AdapterNotFoundError: none of that name is loaded.
         """
         self._handle.check_open()
         self._handle.arguments.adapters.unload(name)

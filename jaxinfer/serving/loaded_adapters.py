@@ -13,6 +13,7 @@ import numpy as np
 
 from jaxinfer.checks import show
 from jaxinfer.config import EngineConfig
+from jaxinfer.errors import AdapterNotFoundError
 from jaxinfer.model.adapters.adapter import Adapter
 from jaxinfer.model.adapters.lora_request import LoRARequest
 from jaxinfer.model.adapters.names import is_transposed, paired
@@ -87,7 +88,7 @@ class LoadedAdapters:
         """Forget an adapter; requests that have it end with it.
 
         Raises:
-            ValueError: none of that name is loaded.
+            AdapterNotFoundError: none of that name is loaded.
         """
         self._needed_shape()
         with self._loading, self._lock:  # not while it is being replaced
@@ -124,7 +125,8 @@ class LoadedAdapters:
 
         Raises:
             TypeError: it is none of these.
-            ValueError, ModelLoadError: it can't be loaded, or no such name is.
+            AdapterNotFoundError: no adapter of that name is loaded.
+            ValueError, ModelLoadError: it can't be loaded, or the name is another one's.
         """
         if given is None or isinstance(given, Adapter):
             return given
@@ -140,7 +142,12 @@ class LoadedAdapters:
             if found is None or given.load_inplace:
                 found = _build(shape, name, path, None)
                 self._add(found)
-        if found.path not in (None, path):
+        if found.path is None:
+            raise ValueError(
+                f"adapter {show(name)} was loaded from arrays, not from {path}; ask for it by its "
+                f"name alone, lora_request={show(name)}, or take another name, or load_inplace=True"
+            )
+        if found.path != path:
             raise ValueError(
                 f"adapter {show(name)} was loaded from {found.path}, not {path}; take another "
                 "name, or load_inplace=True"
@@ -177,7 +184,7 @@ class LoadedAdapters:
     def _check_known(self, name: Any) -> None:
         if name not in self._loaded and name not in self._paths:
             known = ", ".join(sorted({*self._loaded, *self._paths})) or "none"
-            raise ValueError(f"no adapter {show(name)} is loaded; loaded are: {known}")
+            raise AdapterNotFoundError(f"no adapter {show(name)} is loaded; loaded are: {known}")
 
     def _add(self, adapter: Adapter) -> None:
         with self._lock:

@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, overload
 
 from jaxinfer.decisions import Decision
+from jaxinfer.model.adapters.lora_request import AdapterChoice
 from jaxinfer.outputs import EmbeddingOutput, ScoreOutput
 from jaxinfer.reranking import PairScore, RankedDocument
 from jaxinfer.sampling_params import SamplingParams
@@ -34,7 +35,11 @@ class PoolingDoor(Door):
 
     @overload
     def score(
-        self, inputs: Any, *, use_tqdm: bool | Callable[..., Any] = False
+        self,
+        inputs: Any,
+        *,
+        lora_request: AdapterChoice | Sequence[AdapterChoice] = None,
+        use_tqdm: bool | Callable[..., Any] = False,
     ) -> list[ScoreOutput]: ...
     @overload
     def score(
@@ -45,7 +50,12 @@ class PoolingDoor(Door):
         use_tqdm: bool | Callable[..., Any] = False,
     ) -> list[PairScore]: ...
     def score(
-        self, inputs: Any, documents: Any = None, *, use_tqdm: bool | Callable[..., Any] = False
+        self,
+        inputs: Any,
+        documents: Any = None,
+        *,
+        lora_request: AdapterChoice | Sequence[AdapterChoice] = None,
+        use_tqdm: bool | Callable[..., Any] = False,
     ) -> list[ScoreOutput] | list[PairScore]:
         """Log-probabilities of given tokens, at temperature 1; or, of two arguments, relevance.
 
@@ -54,21 +64,28 @@ class PoolingDoor(Door):
                 (context, continuation) of strings or token ids (the continuation is scored), or a
                 list of these. With `documents`: a query for all of them, or one for each.
             documents: as of `Judge.score_pairs`, whose scores are then returned.
+            lora_request: as in `generate`; not with `documents`.
             use_tqdm: as in `generate`.
 
         Returns:
             One output for each input, or document, in order.
 
         Raises:
-            TypeError, ValueError: as in `generate`, or as in `Judge.score_pairs`.
+            TypeError, ValueError, ModelLoadError: as in `generate`, or as in `Judge.score_pairs`.
             StepError: the model's output for an input was not finite.
         """
         if documents is not None:
+            if lora_request is not None:
+                raise ValueError(
+                    "lora_request can't be given with documents: relevance is the model's"
+                )
             return self.judge.score_pairs(inputs, documents, use_tqdm=use_tqdm)
         driver = self._handle.driver
         if self.engine_config.runner == "pooling":
             raise ValueError(ONLY_POOLS)
         prompts, starts = read_score_inputs(inputs, self._handle.loaded.reader)
+        if lora_request is not None:
+            prompts = self._handle.arguments.adapters.adapted(prompts, lora_request)
         params = SamplingParams(prompt_logprobs=0)
         requests = [NewRequest(prompt=p, params=params, prefill_only=True) for p in prompts]
         outputs = run_requests(driver, requests, use_tqdm=use_tqdm)

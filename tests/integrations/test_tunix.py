@@ -146,11 +146,11 @@ def test_a_seed_repeats_a_run_but_not_a_call(run):
     assert draw(0)[0] != draw(0)[1]
 
 
-def test_adapters_alone_are_refused(run):
+def test_adapters_of_a_model_that_had_none_are_refused(run):
     from flax import nnx
 
     cluster, _ = run
-    with pytest.raises(NotImplementedError, match="LoRA"):
+    with pytest.raises(ValueError, match="the actor had no LoRA adapters when this"):
         cluster.rollout.update_params({}, (nnx.LoRAParam,))
 
 

@@ -11,6 +11,7 @@ from jaxinfer.integrations.tunix_settings import (
     choose_pad,
     engine_mesh,
     left_padded,
+    lora_rank,
     model_config,
     neighbours,
     sampling_params,
@@ -119,3 +120,20 @@ def test_prompts_are_padded_on_the_left():
     assert left_padded([[1, 2], [3]], 3, 0).tolist() == [[0, 1, 2], [0, 0, 3]]
     with pytest.raises(ValueError, match="prompt 1 has 4 tokens"):
         left_padded([[1], [1, 2, 3, 4]], 3, 0)
+
+
+def _adapters(**ranks):
+    """qwix's leaves of one layer's projections, of these ranks."""
+    leaves = {}
+    for name, rank in ranks.items():
+        leaves[f"layers.0.attn.{name}.w_lora_a"] = np.zeros((2, 8, rank))  # heads, and of each
+        leaves[f"layers.0.attn.{name}.w_lora_b"] = np.zeros((rank, 16))
+    return leaves
+
+
+def test_the_rank_of_adapters_is_that_of_all_or_an_error():
+    assert lora_rank(_adapters(q_proj=4, o_proj=4)) == 4
+    with pytest.raises(ValueError, match=r"q_proj.w_lora_a has rank 4, and .*o_proj.w_lora_a 2;"):
+        lora_rank(_adapters(q_proj=4, o_proj=2))
+    with pytest.raises(ValueError, match=r"embedder.input_embedding_lora_a is no matrix of LoRA"):
+        lora_rank({"embedder.input_embedding_lora_a": np.zeros((8, 4))})

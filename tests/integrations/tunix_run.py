@@ -49,6 +49,19 @@ def make_model(mesh: Any) -> Any:
         return params.create_model_from_safe_tensors(str(BUNDLED_MODEL), config, mesh, jnp.float32)
 
 
+def with_adapters(model: Any, mesh: Any, rank: int = 4, alpha: float = 8.0) -> Any:
+    """The model with LoRA adapters of qwix beside all projections, which share its weights."""
+    import qwix
+    from flax import nnx
+
+    targets = ".*(q_proj|k_proj|v_proj|o_proj|gate_proj|up_proj|down_proj)"
+    provider = qwix.LoraProvider(module_path=targets, rank=rank, alpha=alpha)
+    with mesh:
+        return qwix.apply_lora_to_model(
+            model, provider, **model.get_model_input(), rngs=nnx.Rngs(0)
+        )
+
+
 def rollout_config(**changes: Any) -> Any:
     """Completions of at most 32 tokens."""
     from tunix.rl.rollout.base_rollout import RolloutConfig
@@ -64,7 +77,14 @@ def rollout_config(**changes: Any) -> Any:
 
 
 def make_learner(
-    engine: Any, num_steps: int, num_prompts: int, num_generations: int, **changes: Any
+    engine: Any,
+    num_steps: int,
+    num_prompts: int,
+    num_generations: int,
+    *,
+    lora_alpha: float | None = None,
+    learning_rate: float = 1e-4,
+    **changes: Any,
 ) -> Any:
     """A `GRPOLearner` whose reward is the number of sentences.
 
@@ -73,6 +93,8 @@ def make_learner(
         num_steps: updates of the weights.
         num_prompts: of each step.
         num_generations: of each prompt.
+        lora_alpha: train adapters of it; None trains all weights.
+        learning_rate: AdamW's.
         changes: fields of `RolloutConfig`.
     """
     from transformers import AutoTokenizer
@@ -86,7 +108,7 @@ def make_learner(
         rollout_engine=engine,
         offload_to_cpu=False,
         training_config=rl_cluster.RLTrainingConfig(
-            actor_optimizer=optax.adamw(1e-4),
+            actor_optimizer=optax.adamw(learning_rate),
             eval_every_n_steps=num_steps + 1,
             max_steps=num_steps,
             mini_batch_size=num_prompts,
@@ -94,9 +116,13 @@ def make_learner(
         ),
         rollout_config=rollout_config(**changes),
     )
+    reference = make_model(mesh)
+    actor = make_model(mesh)
+    if lora_alpha is not None:
+        actor = with_adapters(reference, mesh, alpha=lora_alpha)
     cluster = rl_cluster.RLCluster(
-        actor=make_model(mesh),
-        reference=make_model(mesh),
+        actor=actor,
+        reference=reference,
         tokenizer=AutoTokenizer.from_pretrained(str(BUNDLED_MODEL)),
         cluster_config=config,
     )

@@ -101,7 +101,7 @@ def read_peft(directory: Path) -> dict[Target, Matrices]:
             names file and key.
     """
     if not directory.is_dir():
-        raise ModelLoadError(f"{directory}: no directory; lora_path is an adapter's, as PEFT saves")
+        raise ModelLoadError(f"{directory}: no directory; an adapter's is one, as PEFT saves it")
     values = read_json(directory, CONFIG_FILE, _MOST_CONFIG_BYTES)
     config = PeftConfig.of_file(values, directory / CONFIG_FILE)
     if not has_file(directory, WEIGHTS_FILE) and has_file(directory, "adapter_model.bin"):

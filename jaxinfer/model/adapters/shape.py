@@ -98,7 +98,12 @@ class AdapterShape:
             raise ValueError(f"adapter {show(name)} changes no projection of any layer")
         shapes = projection_shapes(self.config)
         for target, matrices in found.items():
-            self._check(name, target, matrices, shapes)
+            check_fits(name, target, matrices, self.config)
+            if (rank := matrices.shapes[0][0]) > self.ranks:
+                raise ValueError(
+                    f"adapter {show(name)}: {target} has rank {rank}, above "
+                    f"max_lora_rank={self.ranks}; raise that"
+                )
         on_device = all(isinstance(each.a, jax.Array) for each in found.values())
         build = _stacked_on_device if on_device else _stacked
         sizes = tuple((part, each, *shapes[each]) for part, each in ADAPTED)
@@ -109,27 +114,30 @@ class AdapterShape:
             raise ValueError(f"adapter {show(name)}: {first} holds NaN or infinity in {dtype.name}")
         return Adapter(name, next(_versions), path, matrices)
 
-    def _check(
-        self, name: str, target: Target, matrices: Matrices, shapes: Mapping[str, tuple[int, int]]
-    ) -> None:
-        subject, layers = f"adapter {show(name)}: {target}", self.config.num_hidden_layers
-        if target.layer >= layers:
-            raise ValueError(f"{subject}: this model has {layers} layers; it is another model's")
-        if (target.part, target.name) not in ADAPTED:
-            known = ", ".join(".".join(each) for each in ADAPTED)
-            raise ValueError(f"{subject} can't be adapted; what can: {known}")
-        (a, b), (outputs, inputs) = matrices.shapes, shapes[target.name]
-        if len(a) != 2 or len(b) != 2 or a[0] != b[1]:
-            raise ValueError(f"{subject}: lora_A {a} and lora_B {b} are no pair")
-        if (b[0], a[1]) != (outputs, inputs):
-            raise ValueError(
-                f"{subject} maps {a[1]} inputs to {b[0]} outputs, and this model's "
-                f"{inputs} to {outputs}; it is another model's"
-            )
-        if a[0] > self.ranks:
-            raise ValueError(
-                f"{subject} has rank {a[0]}, above max_lora_rank={self.ranks}; raise that"
-            )
+
+def check_fits(name: str, target: Target, matrices: Matrices, config: ModelConfig) -> None:
+    """Check that an adapter's matrices of a projection are of a model of this shape.
+
+    Args:
+        name: the adapter's, for the message.
+
+    Raises:
+        ValueError: they are of another model; names the projection.
+    """
+    subject, layers = f"adapter {show(name)}: {target}", config.num_hidden_layers
+    if target.layer >= layers:
+        raise ValueError(f"{subject}: this model has {layers} layers; it is another model's")
+    if (target.part, target.name) not in ADAPTED:
+        known = ", ".join(".".join(each) for each in ADAPTED)
+        raise ValueError(f"{subject} can't be adapted; what can: {known}")
+    (a, b), (outputs, inputs) = matrices.shapes, projection_shapes(config)[target.name]
+    if len(a) != 2 or len(b) != 2 or a[0] != b[1]:
+        raise ValueError(f"{subject}: lora_A {a} and lora_B {b} are no pair")
+    if (b[0], a[1]) != (outputs, inputs):
+        raise ValueError(
+            f"{subject} maps {a[1]} inputs to {b[0]} outputs, and this model's "
+            f"{inputs} to {outputs}; it is another model's"
+        )
 
 
 def _stacked(
@@ -162,7 +170,7 @@ def _stacked(
                 a = a.astype(np.float32).astype(dtype)
                 b = (b.astype(np.float32) * np.float32(own.scale)).astype(dtype)
             # By NaN and infinity, ranks of zero would reach other tokens.
-            finite[target] = _is_finite(a, xp) & _is_finite(b, xp)
+            finite[target] = is_finite(a, xp) & is_finite(b, xp)
             padding = ranks - len(a)
             of_a.append(xp.pad(a, ((0, padding), (0, 0))))
             of_b.append(xp.pad(b, ((0, 0), (0, padding))))
@@ -195,5 +203,6 @@ def _jitted(
     return stacked, jnp.stack([finite[target] for target, *_ in kinds])
 
 
-def _is_finite(array: Any, xp: Any) -> Any:
+def is_finite(array: Any, xp: Any = np) -> Any:
+    """Whether no value is NaN or infinity; `xp` is NumPy, or JAX's."""
     return xp.isfinite(array.astype(np.float32)).all()

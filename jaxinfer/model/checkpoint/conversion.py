@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxinfer.model.adapters.merging import Merge, read_merges
 from jaxinfer.model.architecture import abstract_params
 from jaxinfer.model.checkpoint import orbax_files as checkpoint
 from jaxinfer.model.checkpoint.directory_files import (
@@ -60,6 +61,7 @@ def convert_directory(
     progress: Callable[[int, int], None] | None = None,
     quantize: str | None = None,
     calibrate: Calibrate | None = None,
+    adapter: Path | None = None,
 ) -> Format:
     """Write the model of ``source`` to ``destination`` in the other format: all of it or nothing.
 
@@ -69,35 +71,40 @@ def convert_directory(
         source: a model directory, safetensors or Orbax.
         destination: a directory that doesn't exist or is empty.
         to: format to write; the one that ``source`` is not in if None, or safetensors if it is to
-            be quantized.
+            be quantized or merged.
         dtype: of the written weights; the one config.json names if None.
         progress: called with (bytes read, bytes in all).
         quantize: a scheme of `SCHEMES` that plain weights are rounded by.
         calibrate: ``(plain tree, config)``, makes it the quantized tree of that config instead of
             rounding to the nearest.
+        adapter: a directory of PEFT that is merged into plain weights, before they are quantized.
 
     Returns:
         The format written.
 
     Raises:
-        ModelLoadError: ``source`` can't be loaded.
+        ModelLoadError: ``source`` or the adapter can't be loaded, or they don't fit.
         ValueError: ``destination`` holds files; or there is no such scheme, or the model does not
-            fit it.
+            fit it; or an adapter is to be merged into quantized weights.
         OSError: it can't be written, or its disk is too small.
     """
     check_destination(destination)
     config = decoder_config(source / "config.json")
     head = _classifying_head(source, config.hidden_size, dtype)
+    dtype = dtype or config.dtype
+    merges = {} if adapter is None else _merges(adapter, config, dtype)
     if quantize is not None:
         config = with_scheme(config, quantize)
-    is_orbax = checkpoint.is_checkpoint(source)
-    to = to or ("safetensors" if is_orbax or quantize is not None else "orbax")
-    dtype = dtype or config.dtype
+    from_safetensors = not checkpoint.is_checkpoint(source)
+    is_remade = quantize is not None or adapter is not None
+    to = to or ("orbax" if from_safetensors and not is_remade else "safetensors")
     with written_beside(destination) as partial:
         leaves = jax.tree.leaves(abstract_params(config, dtype)) + list(head.values())
         check_space(destination, sum(leaf.size * leaf.dtype.itemsize for leaf in leaves))
         read = config if calibrate is None else replace(config, quantization=None)
-        params = load_params(source, read, dtype, progress=progress, beside=tuple(head))
+        params = load_params(
+            source, read, dtype, progress=progress, beside=tuple(head), changes=merges
+        )
         if calibrate is not None:
             calibrate(params, config)
         if to == "safetensors":
@@ -115,6 +122,15 @@ def convert_directory(
                 (partial / name).parent.mkdir(exist_ok=True)
                 shutil.copyfile(contained_file(source, name, source), partial / name)
     return to
+
+
+def _merges(adapter: Path, config: ModelConfig, dtype: str) -> dict[str, Merge]:
+    if config.quantization is not None:
+        raise ValueError(
+            f"{adapter}: an adapter is merged into plain weights, and the model's are "
+            f"{config.quantization.codes} already; merge it into the plain ones, and quantize these"
+        )
+    return read_merges(adapter, config, dtype)
 
 
 def _classifying_head(source: Path, hidden_size: int, dtype: str | None) -> dict[str, np.ndarray]:

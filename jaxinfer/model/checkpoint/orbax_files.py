@@ -5,14 +5,14 @@ import functools
 import json
 import logging
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import jax
 
 from jaxinfer.errors import ModelLoadError
-from jaxinfer.model.checkpoint.parameter_names import flatten
+from jaxinfer.model.checkpoint.parameter_names import flatten, unflatten
 from jaxinfer.model.checkpoint.weight_files import SUBDIRECTORY as SUBDIRECTORY
 from jaxinfer.model.checkpoint.weight_files import is_checkpoint as is_checkpoint
 
@@ -29,12 +29,15 @@ def save(params: Mapping[str, Any], directory: str | Path) -> None:
         checkpointer.save((Path(directory) / SUBDIRECTORY).absolute(), dict(params), force=True)
 
 
-def restore(directory: str | Path, expected: Mapping[str, Any]) -> dict[str, Any]:
+def restore(
+    directory: str | Path, expected: Mapping[str, Any], as_stored: Collection[str] = ()
+) -> dict[str, Any]:
     """Read ``<directory>/orbax`` into the dtypes and shardings of ``expected``.
 
     Args:
         expected: tree of ``modules.abstract_params``; leaves without sharding go to JAX's default
             device.
+        as_stored: paths of leaves that keep the dtype of the file.
 
     Raises:
         ModelLoadError: the checkpoint is incomplete or damaged, or doesn't fit.
@@ -47,7 +50,10 @@ def restore(directory: str | Path, expected: Mapping[str, Any]) -> dict[str, Any
             stored = checkpointer.metadata(path).item_metadata
             leaves = {} if stored is None else dict(flatten(stored.tree))
             _check_fits(leaves, dict(flatten(expected)), path)
-            return checkpointer.restore(path, jax.tree.map(_placed, dict(expected)))
+            wanted = dict(flatten(expected))
+            for each in as_stored:
+                wanted[each] = wanted[each].update(dtype=leaves[each].dtype)
+            return checkpointer.restore(path, jax.tree.map(_placed, unflatten(wanted)))
     except ModelLoadError:
         raise
     except Exception as error:  # Orbax and TensorStore raise many kinds for a damaged file

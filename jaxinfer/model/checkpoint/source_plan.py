@@ -58,6 +58,10 @@ class Source:
         """The leaf, in the dtype of the files."""
         return arrays[0] if self.transform is None else self.transform(*arrays)
 
+    def followed_by(self, change: Callable[[Any], Any]) -> "Source":
+        """The source of what a function makes of this leaf, in a dtype of the function's choice."""
+        return Source(self.tensors, lambda *arrays: change(self.made_of([*arrays])))
+
 
 SourcePlan = dict[str, Source]
 """By path in the parameter tree."""

@@ -42,6 +42,8 @@ from jaxinfer.model.quantized.saved import (
 from jaxinfer.model.sharding import ShardingRules
 
 Progress = Callable[[int, int], None]
+Changes = Mapping[str, Callable[[np.ndarray], np.ndarray]]
+"""By path of a leaf of a plain tree: what its stored values become before they are converted."""
 _MAX_SHARD_BYTES = 5 * 10**9
 _ALIGNMENT = 64
 _AHEAD = 4
@@ -56,6 +58,7 @@ def load_params(
     rules: ShardingRules | None = None,
     progress: Progress | None = None,
     beside: Collection[str] = (),
+    changes: Changes = MappingProxyType({}),
 ) -> dict[str, Any]:
     """Read a model directory's weights, safetensors or Orbax, onto devices.
 
@@ -72,6 +75,7 @@ def load_params(
         rules: which axis is split over which mesh axis.
         progress: called with (bytes read, bytes in all) after each tensor.
         beside: names of tensors that may be in the files beside the model's.
+        changes: of plain weights; of stored quantized ones there must be none.
 
     Returns:
         The tree of ``modules.abstract_params``.
@@ -90,7 +94,8 @@ def load_params(
     described = dict(flatten(expected))
     quantize = _Quantizer(form, described) if form and form.stored == "plain" else None
     if checkpoint.is_checkpoint(directory):
-        params = checkpoint.restore(directory, plain if quantize else expected)
+        params = checkpoint.restore(directory, plain if quantize else expected, [*changes])
+        params = _changed(params, changes, dict(flatten(plain))) if changes else params
         sound = {path: are_sound(path, leaf) for path, leaf in flatten(params)}
         where = f"{directory / checkpoint.SUBDIRECTORY}: "
         check_sound(sound, {path: where + saved_name(path, tensor_name) for path in sound})
@@ -106,7 +111,21 @@ def load_params(
     if form is not None and quantize is None:
         plan, leaves = quantized_plan(plan, form, entries), described
     check_plan(plan, entries, directory)
+    plan |= {path: plan[path].followed_by(change) for path, change in changes.items()}
     return unflatten(read_leaves(plan, leaves, entries, progress, quantize))
+
+
+def _changed(
+    params: dict[str, Any], changes: Changes, described: Mapping[str, jax.ShapeDtypeStruct]
+) -> dict[str, Any]:
+    """A restored tree after the changes, one leaf at a time."""
+    leaves = dict(flatten(params))
+    params.clear()
+    for path, change in changes.items():
+        leaf = described[path]
+        changed = np.asarray(change(on_host(leaves.pop(path))), leaf.dtype)
+        leaves[path] = jax.device_put(changed, leaf.sharding)
+    return unflatten({path: leaves[path] for path in described})
 
 
 def read_leaves(

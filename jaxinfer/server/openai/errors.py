@@ -13,6 +13,7 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 
 from jaxinfer.errors import (
+    AdapterNotFoundError,
     EngineRestartingError,
     EngineUnavailableError,
     JaxinferError,
@@ -174,6 +175,8 @@ def as_api_error(error: BaseException) -> ApiError:
             return ApiError(
                 503, str(error), code="engine_unavailable", headers={"Retry-After": "1"}
             )
+        case AdapterNotFoundError():  # unloaded while the request was on its way
+            return ApiError(404, str(error), param="model", code="model_not_found")
         case MissingPackageError():
             return ApiError(501, f"this server lacks a package: {error}", code="missing_package")
         case JaxinferError():
@@ -193,12 +196,16 @@ def client_errors(
 ) -> Iterator[None]:
     """Turn the engine's TypeError and ValueError about a request into an answer 400.
 
+    That there is no such adapter stays as it is, and becomes an answer 404.
+
     Args:
         fields: names that may be the answer's `param`.
         rename: the request's name for a word of the message.
     """
     try:
         yield
+    except AdapterNotFoundError:
+        raise
     except (TypeError, ValueError) as error:
         known = frozenset(fields)
         words = (rename(word) for word in _WORD.findall(str(error)))

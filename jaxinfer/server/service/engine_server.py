@@ -38,7 +38,7 @@ class ServedAdapters:
 
     Attributes:
         names: returns the names of the loaded ones.
-        find: returns the one of a name; ValueError if none is loaded.
+        find: returns the one of a name; AdapterNotFoundError if none is loaded.
         calls: functions by name that front ends may call, and that change the names.
     """
 

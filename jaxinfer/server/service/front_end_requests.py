@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxinfer.errors import QueueFullError
+from jaxinfer.errors import AdapterNotFoundError, QueueFullError
 from jaxinfer.model.adapters.adapter import Adapter
 from jaxinfer.sampling_params import SamplingParams
 from jaxinfer.server.service.description import request_of_message
@@ -24,7 +24,7 @@ _QUEUE_FULL = "the request queue is full; try again later, or raise max_waiting_
 
 def no_adapter(name: str) -> Adapter | None:
     """Refuse any: the engine has none."""
-    raise ValueError(f"no adapter {name[:100]!r} is loaded")
+    raise AdapterNotFoundError(f"no adapter {name[:100]!r} is loaded")
 
 
 class FrontEndRequests:
@@ -36,7 +36,8 @@ class FrontEndRequests:
     Args:
         send: takes a message for the front end, without waiting.
         has_room_for: returns True if that many completions may be enqueued.
-        find_adapter: returns the loaded adapter of a name; ValueError if there is none.
+        find_adapter: returns the loaded adapter of a name; AdapterNotFoundError if
+            there is none.
     """
 
     def __init__(

@@ -77,6 +77,32 @@ def llm():
         yield llm
 
 
+def test_what_was_unloaded_while_a_request_was_on_its_way_is_404(llm, tmp_path):
+    """The front end still knows the name; the engine doesn't."""
+    path = save_peft(tmp_path / "passing", tree(matrices(1)))
+
+    async def main():
+        server = engine_server(llm._handle, ServiceLimits())
+        with tempfile.TemporaryDirectory() as directory:
+            socket = f"{directory}/engine"
+            async with server.listening(socket), front_end(socket) as client:
+                await load(client, "passing", path)
+                llm.unload_adapter("passing")  # tells no front end
+                assert ("passing", "base") in await names(client)
+                body = {"model": "passing", "prompt": PROMPT, "max_tokens": 4}
+                for more in ({}, {"stream": True}):
+                    answer = await client.post("/v1/completions", json=body | more)
+                    assert answer.status_code == 404, answer.text
+                    error = answer.json()["error"]
+                    assert error["code"] == "model_not_found"
+                    assert error["param"] == "model"
+                    assert error["message"].startswith("no adapter 'passing' is loaded")
+                error = (await unload(client, "passing", 404))["error"]
+                assert (error["code"], error["param"]) == ("adapter_not_found", "lora_name")
+
+    asyncio.run(asyncio.wait_for(main(), 60))
+
+
 def test_requests_name_adapters_that_either_front_end_has_loaded(llm, tmp_path):
     path = save_peft(tmp_path / "second", tree(matrices(1)))
     other = save_peft(tmp_path / "other", tree(matrices(2)))

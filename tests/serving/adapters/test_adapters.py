@@ -3,10 +3,12 @@
 import asyncio
 from dataclasses import replace
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxinfer import LLM, BeamSearchParams, EngineConfig, LoRARequest, SamplingParams
+from jaxinfer import LLM, BeamSearchParams, EngineConfig, LoRARequest, SamplingParams, forward
 from jaxinfer.model.adapters.adapter import Adapter
 from jaxinfer.model.adapters.shape import AdapterShape
 from jaxinfer.serving.loaded_adapters import LoadedAdapters, of_tree
@@ -143,6 +145,20 @@ def test_samples_of_a_prompt_and_rollouts_have_its_adapter(llm):
     assert rollouts.completion_ids[0].tolist() == expected(0)
 
 
+def test_texts_are_scored_with_their_adapters(llm):
+    asked = ["a0", None, "a1"]
+    outputs = llm.score([PROMPT] * 3, lora_request=asked)
+    for seed, output in zip((0, None, 1), outputs, strict=True):
+        params = small_params() if seed is None else merged(matrices(seed))
+        logprobs = jax.nn.log_softmax(
+            forward(jax.tree.map(jnp.asarray, params), CONFIG, jnp.array(PROMPT))
+        )
+        wanted = [logprobs[i, token] for i, token in enumerate(PROMPT[1:])]
+        np.testing.assert_allclose(output.token_logprobs[1:], wanted, rtol=1e-5, atol=1e-5)
+    with pytest.raises(ValueError, match="lora_request can't be given with documents"):
+        llm.score("a", "b", lora_request="a0")
+
+
 def test_beam_search_has_its_adapter(llm):
     params = BeamSearchParams(beam_width=1, max_tokens=3, ignore_eos=True)
     prompt = {"prompt_token_ids": PROMPT}
@@ -208,6 +224,17 @@ def test_a_directory_of_peft_is_loaded_when_it_is_asked_for(llm, tmp_path):
     with pytest.raises(ValueError, match=r"adapter 'file' was loaded from .*one, not"):
         llm.generate([PROMPT], GREEDY, lora_request=other)
     llm.unload_adapter("file")
+
+
+def test_a_request_of_files_is_not_answered_by_arrays_of_the_same_name(llm, tmp_path):
+    llm.load_adapter("both", tree(matrices(0)), scale=0.5)
+    path = save_peft(tmp_path / "both", tree(matrices(1)), lora_alpha=2)
+    with pytest.raises(ValueError, match="'both' was loaded from arrays, not from"):
+        llm.generate([PROMPT], GREEDY, lora_request=LoRARequest("both", 1, path))
+    assert ids(llm.generate([PROMPT], GREEDY, lora_request="both")) == [expected(0)]
+    again = LoRARequest("both", 1, path, load_inplace=True)
+    assert ids(llm.generate([PROMPT], GREEDY, lora_request=again)) == [expected(1)]
+    llm.unload_adapter("both")
 
 
 @pytest.mark.parametrize(

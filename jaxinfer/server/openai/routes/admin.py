@@ -8,6 +8,7 @@ from fastapi import APIRouter, Query
 from starlette.requests import Request
 from starlette.responses import Response
 
+from jaxinfer.errors import AdapterNotFoundError
 from jaxinfer.server.openai.answering.json_answer import json_answer
 from jaxinfer.server.openai.errors import ApiError, ErrorAnswer, client_errors, invalid
 from jaxinfer.server.openai.front import Front, front_of
@@ -111,11 +112,10 @@ async def load_lora_adapter(body: LoadAdapterBody, request: Request) -> Response
 @router.post("/v1/unload_lora_adapter", response_model=None, responses=_DONE)
 async def unload_lora_adapter(body: UnloadAdapterBody, request: Request) -> Response:
     """Forget a LoRA adapter; requests that run with it go on."""
-    front = front_of(request)
-    if body.lora_name not in front.adapters:
-        why = f"no adapter {body.lora_name[:100]!r} is loaded"
-        raise ApiError(404, why, param="lora_name", code="adapter_not_found")
-    return await _call(front, "unload_adapter", name=body.lora_name)
+    try:
+        return await _call(front_of(request), "unload_adapter", name=body.lora_name)
+    except AdapterNotFoundError as error:
+        raise ApiError(404, str(error), param="lora_name", code="adapter_not_found") from None
 
 
 async def _fact(front: Front, name: str) -> bool:
