@@ -12,7 +12,7 @@ from jaxinfer.integrations.tunix_settings import completion_logprobs, request_pa
 from jaxinfer.model.config import ModelConfig
 from jaxinfer.optional import import_optional
 from jaxinfer.outputs import RequestOutput
-from jaxinfer.rollouts.mapping import ParamsMapping
+from jaxinfer.rollouts.mapping import ParamsMapping, check_mapping
 from jaxinfer.serving.async_llm import AsyncLLM
 from jaxinfer.serving.engine.metrics import Gauge
 
@@ -41,6 +41,9 @@ class JaxinferSampler:
 
     Attributes:
         llm: the `AsyncLLM`; None before `initialize`.
+
+    Raises:
+        TypeError: `mapping` is none.
     """
 
     def __init__(
@@ -53,6 +56,8 @@ class JaxinferSampler:
         | None = ParamsMapping.tunix_qwen3,
         **engine_options: Any,
     ) -> None:
+        if not callable(mapping):
+            check_mapping(mapping)
         self.llm: AsyncLLM | None = None
         self._model, self._options = model, _DEFAULTS | engine_options
         self._weights, self._mapping = weights, mapping
@@ -88,7 +93,7 @@ class JaxinferSampler:
         """Complete prompts: texts, token ids, or conversations for the model's chat template.
 
         Args:
-            sampling_requests: a `SamplingRequest` or a sequence of them. With a `seed`, equal
+            sampling_requests: a `SamplingRequest`, or a list or tuple of them. With a `seed`, equal
                 requests draw differently if their `request_id` or place in the sequence differs;
                 the same call draws the same.
             kwargs: `return_logprobs`, for all; others say what the requests say.
@@ -103,7 +108,7 @@ class JaxinferSampler:
             StepError: a completion failed.
             RuntimeError: the engine was not started, or was stopped.
         """
-        several = isinstance(sampling_requests, Sequence)
+        several = isinstance(sampling_requests, list | tuple)
         requests = list(sampling_requests) if several else [sampling_requests]
         streams = [self._stream(request, i, kwargs) for i, request in enumerate(requests)]
         outputs = await asyncio.gather(*map(_last, streams))

@@ -10,6 +10,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -51,6 +52,7 @@ def sampler():
         from jaxinfer.integrations.tunix_sampler import JaxinferSampler
 
         sampler = JaxinferSampler(**SMALL)
+        sampler.initialize()
     yield sampler
     asyncio.run(sampler.stop())
 
@@ -75,7 +77,6 @@ def make_worker(sampler):
     from tunix.rl.agentic.environments.task_environment import TaskEnvironment
     from tunix.rl.agentic.parser.chat_template_parser.parser import DefaultChatTemplateParser
 
-    sampler.initialize()
     tokenizer = AutoTokenizer.from_pretrained(BUNDLED_MODEL)
 
     def acquire_env(config):
@@ -157,6 +158,19 @@ def test_a_conversation_and_token_ids_are_prompts_too(sampler):
     assert alone.finish_reason == "length"
 
 
+def test_tunixs_trainer_scores_a_sample_as_the_engine_did(sampler):
+    from flax import nnx
+    from tunix.rl import common
+
+    drawn = sample(sampler, request(PROMPTS[0], temperature=0.5, return_logprobs=True))
+    graph, state = nnx.split(tunix_run.make_model(tunix_run.make_mesh()))
+    rows = drawn.prompt_token_ids[None], drawn.token_ids[None]
+    scores = common.compute_per_token_logps(
+        graph, state, *map(jnp.asarray, rows), 0, 0, temperature=0.5
+    )
+    np.testing.assert_allclose(drawn.logprobs, np.asarray(scores)[0], atol=1e-3)
+
+
 def test_a_seed_repeats_a_call_but_not_a_request(sampler):
     def draw(*labels, seed=3):
         asked = [request(PROMPTS[0], label, temperature=1.0, seed=seed) for label in labels]
@@ -231,8 +245,9 @@ def test_load_and_pauses_are_the_engines(sampler):
     async def watch():
         await sampler.pause()
         waiting = asyncio.create_task(sampler.sample(request(PROMPTS[0], max_tokens=12)))
-        while not (load := await sampler.get_load_info()).num_requests_waiting:
-            await asyncio.sleep(0.01)
+        async with asyncio.timeout(60):
+            while not (load := await sampler.get_load_info()).num_requests_waiting:
+                await asyncio.sleep(0.01)
         assert not waiting.done()
         await sampler.resume()
         return load, await waiting, await sampler.get_load_info()
@@ -241,6 +256,19 @@ def test_load_and_pauses_are_the_engines(sampler):
     assert (load.num_requests_waiting, load.num_requests_running) == (1, 0)
     assert len(response.token_ids) == 12
     assert (after.num_requests_waiting, after.num_requests_running) == (0, 0)
+
+
+def test_a_text_alone_is_one_prompt(sampler, expected):
+    (alone,) = sample(sampler, [PROMPTS[0]])
+    assert alone.prompt_token_ids.tolist() == expected[0].prompt_token_ids
+    assert sample(sampler, PROMPTS[0]).prompt_token_ids.tolist() == expected[0].prompt_token_ids
+
+
+def test_a_mapping_is_one_or_makes_one():
+    from jaxinfer.integrations.tunix_sampler import JaxinferSampler
+
+    with pytest.raises(TypeError, match="mapping must be a ParamsMapping, got int"):
+        JaxinferSampler(mapping=3)
 
 
 def test_a_sampler_that_was_not_started_says_so():
@@ -258,8 +286,9 @@ def test_a_sampler_that_stops_cancels_what_runs():
         await sampler.start()
         await sampler.pause()
         running = asyncio.create_task(sampler.sample(request("One", return_logprobs=True)))
-        while not (await sampler.get_load_info()).num_requests_waiting:
-            await asyncio.sleep(0.01)
+        async with asyncio.timeout(60):
+            while not (await sampler.get_load_info()).num_requests_waiting:
+                await asyncio.sleep(0.01)
         await sampler.stop()
         with pytest.raises(RuntimeError, match=r"closed|shut down"):
             await sampler.sample(request("One"))

@@ -1,7 +1,9 @@
 """MaxText and SkyRL compute what the engine computes of the arrays that mappings make of theirs.
 
-Each needs an environment of its own: for maxtext 0.2.5 with --no-deps what its import asks for,
-for skyrl 0.4.0 its extra `jax` with torch. The tests are skipped where they are not installed.
+Skipped where the packages are not installed. Each needs an environment of its own, with jaxinfer,
+pytest, pytest-xdist, hypothesis and beartype: for SkyRL `pip install 'skyrl[jax]==0.4.0' torch
+accelerate`; for MaxText `pip install --no-deps maxtext==0.2.5`, and aqtp drjax grain omegaconf
+pathwaysutils pillow pydantic qwix sympy tokamax transformers, since its extras bring all of CUDA.
 """
 
 import importlib.util
