@@ -19,6 +19,11 @@ def test_a_module_that_is_there_is_imported():
     [
         ("ray_serve", "ray", r"jaxinfer\[ray\]"),
         ("tunix", "tunix", r"google-tunix==0\.1\.7"),
+        (
+            "tunix_sampler",
+            "tunix",
+            r"google-tunix==0\.1\.7' && pip install --no-deps 'git\+https://github.com/google/tunix",
+        ),
     ],
 )
 def test_an_integration_names_its_package(integration, package, install, monkeypatch):

@@ -9,9 +9,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxinfer.errors import StepError
 from jaxinfer.integrations.tunix_settings import (
     choose_pad,
+    completion_logprobs,
+    drawn_seed,
     engine_mesh,
     left_padded,
     lora_rank,
@@ -20,9 +21,7 @@ from jaxinfer.integrations.tunix_settings import (
     sampling_params,
     sharding_rules,
 )
-from jaxinfer.logprobs import ChosenLogprobs
 from jaxinfer.optional import import_optional
-from jaxinfer.outputs import CompletionOutput
 from jaxinfer.rollouts.mapping import ParamsMapping
 from jaxinfer.rollouts.trees import leaves_by_path
 from jaxinfer.serving.llm import LLM
@@ -143,14 +142,16 @@ class JaxinferRollout(base_rollout.BaseRollout):
         rows = [row for row, (_, n) in zip(ids, groups, strict=True) for _ in range(n)]
         padded = left_padded(rows, rollout_config.max_prompt_length, self._pad)
         params = [
-            sampling_params(rollout_config, ends, n, self._seed(rollout_config.seed, i))
+            sampling_params(
+                rollout_config, ends, n, drawn_seed(rollout_config.seed, (self._calls, i))
+            )
             for i, (_, n) in enumerate(groups)
         ]
         self._calls += 1
         outputs = self.llm.generate(ids, params, use_tqdm=False, lora_request=self._adapter)
         completions = [each for output in outputs for each in output.outputs]
         tokens = [np.asarray(each.token_ids, np.int32) for each in completions]
-        logprobs = [_logprobs(each) for each in completions]
+        logprobs = [completion_logprobs(each) for each in completions]
         self._warn_of_pads(tokens)
         for prompt, row, values in zip(rows, tokens, logprobs, strict=True):
             self._known[_key(prompt, row)] = values
@@ -239,16 +240,6 @@ class JaxinferRollout(base_rollout.BaseRollout):
         ids = row.tolist()
         return self._tokenizer.decode(ids[:-1] if ids and ids[-1] in ends else ids)
 
-    def _seed(self, given: Any, group: int) -> int | None:
-        """A seed of each group and call, from the int or key that tunix has."""
-        if given is None:
-            return None
-        if isinstance(given, jax.Array) and jax.dtypes.issubdtype(given.dtype, jax.dtypes.prng_key):
-            given = jax.random.key_data(given)
-        words = np.atleast_1d(np.asarray(given)).astype(np.uint32).tolist()
-        drawn = np.random.SeedSequence([*words, self._calls, group]).generate_state(1)
-        return int(drawn[0] >> 1)
-
     def _warn_of_pads(self, tokens: Sequence[np.ndarray]) -> None:
         drawn = sum(int((row == self._pad).sum()) for row in tokens)
         if drawn:
@@ -282,12 +273,6 @@ def _tunix_params(actor: Any) -> Any:
 def _lora_params(actor: Any) -> Any:
     nnx = importlib.import_module("flax.nnx")
     return nnx.state(actor, nnx.LoRAParam)
-
-
-def _logprobs(completion: CompletionOutput) -> np.ndarray:
-    if not isinstance(completion.logprobs, ChosenLogprobs):
-        raise StepError("a completion of a rollout failed; the engine's log says why")
-    return np.asarray(completion.logprobs.values, np.float32)
 
 
 def _key(prompt: Any, completion: Any) -> tuple[bytes, bytes]:

@@ -2,15 +2,21 @@
 
 import itertools
 import warnings
+import zlib
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
+import jax
 import numpy as np
 from jax.sharding import AxisType, Mesh
 
+from jaxinfer.errors import StepError
+from jaxinfer.logprobs import ChosenLogprobs
 from jaxinfer.model.adapters.names import paired
 from jaxinfer.model.config import ModelConfig
 from jaxinfer.model.sharding import ShardingRules
+from jaxinfer.outputs import CompletionOutput
+from jaxinfer.sampling_fields import RequestOutputKind
 from jaxinfer.sampling_params import SamplingParams
 
 _TUNIX_ROPE_THETA = 1_000_000
@@ -124,6 +130,56 @@ def lora_rank(leaves: Mapping[str, Any]) -> int:
                 "one rank, whose scale is one number"
             )
     return rank
+
+
+def request_params(
+    given: Any, request_id: str, place: int, *, with_logprobs: bool
+) -> SamplingParams:
+    """The parameters of one request of tunix's `Sampler`.
+
+    Args:
+        given: its `SamplingParams`.
+        request_id: makes draws of one seed differ, as `place` does.
+        place: of the request in its call.
+        with_logprobs: whether those of the tokens are wanted.
+
+    Raises:
+        ValueError: it wants logits or beams, or has a setting out of range.
+    """
+    for name in ("return_logits", "beam_size"):
+        if getattr(given, name, None):
+            raise ValueError(f"JaxinferSampler has no {name}; leave it out")
+    words = (zlib.crc32(request_id.encode()), place)
+    return SamplingParams(
+        max_tokens=given.max_tokens,
+        temperature=given.temperature,
+        top_p=1.0 if given.top_p is None else given.top_p,
+        top_k=0 if given.top_k is None else given.top_k,
+        seed=drawn_seed(given.seed, words),
+        logprobs=0 if with_logprobs else None,
+        output_kind=RequestOutputKind.FINAL_ONLY,
+    )
+
+
+def drawn_seed(given: Any, words: Sequence[int]) -> int | None:
+    """A seed that differs with `words`, from the int or key that tunix has; None stays None."""
+    if given is None:
+        return None
+    if isinstance(given, jax.Array) and jax.dtypes.issubdtype(given.dtype, jax.dtypes.prng_key):
+        given = jax.random.key_data(given)
+    own = np.atleast_1d(np.asarray(given)).astype(np.uint32).tolist()
+    return int(np.random.SeedSequence([*own, *words]).generate_state(1)[0] >> 1)
+
+
+def completion_logprobs(completion: CompletionOutput) -> np.ndarray:
+    """Log-probabilities of a completion's tokens, float32 ``[T]``.
+
+    Raises:
+        StepError: it failed, and has none.
+    """
+    if not isinstance(completion.logprobs, ChosenLogprobs):
+        raise StepError("a completion of a rollout failed; the engine's log says why")
+    return np.asarray(completion.logprobs.values, np.float32)
 
 
 def choose_pad(given: int | None, ends: Collection[int], vocab_size: int, tokenizer: Any) -> int:

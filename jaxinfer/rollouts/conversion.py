@@ -235,7 +235,7 @@ def _converted(leaf: Any, each: Assignment, target: Target, layer: Any) -> Any:
         return taken(QuantizedLeaf(*parts), target)
     leaf = _laid(leaf, each, layer)
     if each.source.part is not None:
-        leaf = jax.lax.slice_in_dim(leaf, *each.source.part)
+        leaf = jax.lax.slice_in_dim(leaf, *each.source.part, axis=each.source.part_axis)
     leaf = leaf.reshape(target.shape)
     if each.source.scale is not None:
         leaf = leaf.astype(jnp.float32) * jnp.float32(each.source.scale)
@@ -247,4 +247,6 @@ def _laid(leaf: jax.Array, each: Assignment, layer: Any) -> jax.Array:
     if each.axis is not None:
         index = jax.lax.index_in_dim if isinstance(layer, int) else jax.lax.dynamic_index_in_dim
         leaf = index(leaf, layer, each.axis, keepdims=False)
+    if each.source.split is not None:
+        leaf = leaf.reshape(each.source.split)
     return leaf if each.source.transpose is None else leaf.transpose(each.source.transpose)

@@ -15,11 +15,13 @@ from jaxinfer.rollouts.sources import (
     LAYER,
     Assignment,
     ParamSource,
+    Table,
     check_source,
     nearest,
     without_layer,
 )
 from jaxinfer.rollouts.targets import targets_of
+from jaxinfer.rollouts.trainers import maxtext, skyrl, tunix
 from jaxinfer.rollouts.trees import Leaves, canonical, leaves_by_path
 
 
@@ -28,10 +30,10 @@ class ParamsMapping:
     """A trainer's parameters as the engine's: each of the engine's exactly once.
 
     The engine's paths are those of plain weights, also where it makes integers and scales of them.
-    Ready ones are `hugging_face`, `nnx_linear`, `tunix_qwen3` and `maxtext_qwen3`, each also for
-    layers that are `stacked`. Further leaves of the trainer's tree are not read, but it must have
-    the model's number of layers. Arrays of another floating-point dtype are converted to the
-    engine's.
+    Ready ones are `hugging_face`, `nnx_linear`, `tunix_qwen3`, `maxtext_qwen3`, `maxtext_llama`,
+    `skyrl_qwen3` and `skyrl_llama`; those of separate layers also for `stacked` ones. Further
+    leaves of the trainer's tree are not read, but it must have the model's number of layers. Arrays
+    of another floating-point dtype are converted to the engine's.
 
     Attributes:
         sources: for each path of the engine, with ``{layer}`` for the layer, its source: a
@@ -128,57 +130,61 @@ class ParamsMapping:
         Raises:
             ValueError: the model has biases, which tunix's has not, or experts.
         """
-        _check_no_bias(config)
-        attention, mlp = "layers.{layer}.attn", "layers.{layer}.mlp"
-        table = {
-            "model.embed_tokens": "embedder.input_embedding",
-            "model.norm": "final_norm.w",
-            "lm_head": ParamSource("lm_head.w", (1, 0)),
-            "input_layernorm": "layers.{layer}.input_layernorm.w",
-            "post_attention_layernorm": "layers.{layer}.post_attention_layernorm.w",
-            "q_norm": f"{attention}.q_norm.w",
-            "k_norm": f"{attention}.k_norm.w",
-            "o_proj": ParamSource(f"{attention}.o_proj.w", (2, 0, 1), reshape=True),
-        }
-        for name in ("q_proj", "k_proj", "v_proj"):
-            table[name] = ParamSource(f"{attention}.{name}.w", (1, 2, 0), reshape=True)
-        for name in ("gate_proj", "up_proj", "down_proj"):
-            table[name] = ParamSource(f"{mlp}.{name}.kernel", (1, 0))
-        return cls(_by_last_name(config, table))
+        return cls(_from_table(config, tunix.QWEN3))
 
     @classmethod
-    def maxtext_qwen3(cls, config: ModelConfig, *, param_scan_axis: int = 1) -> "ParamsMapping":
-        """MaxText's dense Qwen3 with ``scan_layers=True``.
-
-        Assumed from MaxText's converter, not tested against MaxText: kernels ``[in, L, ...]`` with
-        heads as dimensions of their own; no scale in the query kernel; an embedding that is not
-        padded beyond the vocabulary.
+    def maxtext_qwen3(
+        cls, config: ModelConfig, *, param_scan_axis: int | None = 1
+    ) -> "ParamsMapping":
+        """MaxText's dense Qwen3: `nnx.state(model, nnx.Param)`, or Linen's variables.
 
         Args:
             config: the model's shape.
-            param_scan_axis: MaxText's setting of that name: the axis of L.
+            param_scan_axis: MaxText's setting of that name, the axis of stacked layers; None for
+                separate ones, with ``scan_layers=False``.
 
         Raises:
             ValueError: the model has biases or experts.
         """
-        _check_no_bias(config)
-        layers = "decoder.layers"
-        attention, mlp = f"{layers}.self_attention", f"{layers}.mlp"
-        table = {
-            "model.embed_tokens": "token_embedder.embedding",
-            "model.norm": "decoder.decoder_norm.scale",
-            "lm_head": ParamSource("decoder.logits_dense.kernel", (1, 0)),
-            "input_layernorm": f"{layers}.pre_self_attention_layer_norm.scale",
-            "post_attention_layernorm": f"{layers}.post_self_attention_layer_norm.scale",
-            "q_norm": f"{attention}.query_norm.scale",
-            "k_norm": f"{attention}.key_norm.scale",
-            "o_proj": ParamSource(f"{attention}.out.kernel", (2, 0, 1), reshape=True),
-        }
-        for name, theirs in (("q_proj", "query"), ("k_proj", "key"), ("v_proj", "value")):
-            table[name] = ParamSource(f"{attention}.{theirs}.kernel", (1, 2, 0), reshape=True)
-        for name, theirs in (("gate_proj", "wi_0"), ("up_proj", "wi_1"), ("down_proj", "wo")):
-            table[name] = ParamSource(f"{mlp}.{theirs}.kernel", (1, 0))
-        return cls(_by_last_name(config, table), stacked_axis=param_scan_axis)
+        return _perhaps_stacked(cls(_from_table(config, maxtext.QWEN3)), param_scan_axis)
+
+    @classmethod
+    def maxtext_llama(
+        cls,
+        config: ModelConfig,
+        *,
+        param_scan_axis: int | None = 1,
+        rope_type: str = "llama3.1",
+    ) -> "ParamsMapping":
+        """MaxText's Llama 2 and 3, whose query kernels are divided by sqrt(D).
+
+        Args:
+            config: the model's shape.
+            param_scan_axis: as in `maxtext_qwen3`.
+            rope_type: MaxText's setting of that name: "llama3.1", which models named so have in any
+                case, rotates neighbouring numbers of a head; "default" those half a head apart.
+
+        Raises:
+            ValueError: another `rope_type`, or as `maxtext_qwen3`.
+        """
+        table = maxtext.llama(config, rope_type)
+        return _perhaps_stacked(cls(_from_table(config, table)), param_scan_axis)
+
+    @classmethod
+    def skyrl_qwen3(cls, config: ModelConfig) -> "ParamsMapping":
+        """SkyRL's dense Qwen3 of its JAX backend: `nnx.state(model, nnx.Param)`.
+
+        Adapters are left out, and so are hyper-connections, which must be off.
+
+        Raises:
+            ValueError: the model has biases or experts.
+        """
+        return cls(_from_table(config, skyrl.qwen3(config)), skyrl.STACKED_AXIS)
+
+    @classmethod
+    def skyrl_llama(cls, config: ModelConfig) -> "ParamsMapping":
+        """SkyRL's Llama 3 of its JAX backend; as `skyrl_qwen3`."""
+        return cls(_from_table(config, skyrl.LLAMA), skyrl.STACKED_AXIS)
 
 
 def check_mapping(mapping: Any) -> None:
@@ -249,11 +255,26 @@ def _patterns(config: ModelConfig) -> list[str]:
     return [path.replace("model.layers.0.", f"model.layers.{LAYER}.") for path in paths]
 
 
-def _by_last_name(config: ModelConfig, table: Mapping[str, Any]) -> dict[str, Any]:
-    """A source for each of the engine's paths, from a table of whole paths and last names."""
+def _from_table(config: ModelConfig, table: Table) -> Table:
+    """A source for each of the engine's paths, from a trainer's table."""
     if config.experts is not None:
         raise ValueError("this mapping is for dense models, and the engine's has experts")
-    return {p: table[p] if p in table else table[p.split(".")[-1]] for p in _patterns(config)}
+    names = {p: p if p in table else p.split(".")[-1] for p in _patterns(config)}
+    for path, name in names.items():
+        if name not in table:
+            raise ValueError(
+                f"this mapping has no source for the model's {path}; write a ParamsMapping that has"
+            )
+    if unused := table.keys() - names.values() - {"lm_head"}:
+        raise ValueError(
+            f"this mapping is for models with {min(unused)}, and the engine's, a "
+            f"{config.model_type}, has none"
+        )
+    return {path: table[name] for path, name in names.items()}
+
+
+def _perhaps_stacked(mapping: ParamsMapping, axis: int | None) -> ParamsMapping:
+    return mapping if axis is None else mapping.stacked(axis)
 
 
 def _flax_layer(path: str) -> ParamSource:
@@ -264,11 +285,3 @@ def _flax_layer(path: str) -> ParamSource:
     if path.endswith("embed_tokens"):
         return ParamSource(f"{path}.embedding")
     return ParamSource(f"{path}.kernel", (0, 2, 1) if ".experts." in path else (1, 0))
-
-
-def _check_no_bias(config: ModelConfig) -> None:
-    if any(kind.biases for kind in family_of(config.model_type).layer_kinds(config)):
-        raise ValueError(
-            "this mapping has no source for the biases of this model's projections; write a "
-            "ParamsMapping that has"
-        )

@@ -20,16 +20,21 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True)
 class ParamSource:
-    """The source of one parameter: its path and its transformation, in the order of the fields.
+    """The source of one parameter: its path and its transformation.
+
+    The steps are taken in this order: `split`, `transpose`, `part`, `reshape`, `scale`.
 
     Attributes:
         path: in the trainer's tree, names joined by dots; ``{layer}`` stands for the layer. Without
             it, where the engine's path has it, the layers are stacked.
         transpose: the order of the dimensions, as for `jnp.transpose`; of one layer if stacked.
-        part: the first index and the one behind the last, along the first dimension: several of the
+        part: the first index and the one behind the last, along `part_axis`: several of the
             engine's parameters may be parts of one array, such as fused projections.
         reshape: whether neighbouring dimensions are then merged into the engine's.
         scale: a factor, multiplied in float32.
+        split: the shape of one layer's array once its dimensions are split, as interleaved ones
+            must be before they can be transposed or cut.
+        part_axis: the dimension that `part` is of, in the order that `transpose` gives.
     """
 
     path: str
@@ -37,6 +42,12 @@ class ParamSource:
     part: tuple[int, int] | None = None
     reshape: bool = False
     scale: float | None = None
+    split: tuple[int, ...] | None = None
+    part_axis: int = 0
+
+
+Table = dict[str, ParamSource]
+"""Sources by whole paths of the engine, or by their last names for all layers."""
 
 
 class Assignment(NamedTuple):
@@ -83,8 +94,10 @@ def check_source(each: Assignment, leaves: Leaves, like: Target) -> None:
 
 
 def _check_quantized(each: Assignment, leaf: QuantizedLeaf, like: Target) -> None:
-    if each.source.part is not None or each.source.scale is not None:
-        raise ValueError(f"params[{each.path}] is quantized; the mapping can't cut or scale it")
+    if (each.source.part, each.source.scale, each.source.split) != (None, None, None):
+        raise ValueError(
+            f"params[{each.path}] is quantized; the mapping can't split, cut or scale it"
+        )
     as_it_is = each._replace(source=replace(each.source, reshape=False))
     codes, scale = (_shape(as_it_is, tuple(array.shape), ()) for array in (leaf.qvalue, leaf.scale))
     check_taken(each.path, leaf, (codes or (), scale or ()), like)
@@ -138,14 +151,19 @@ def _shape(each: Assignment, shape: Shape, wanted: Shape) -> Shape | None:
         if not _has_axis(shape, each.axis):
             return None
         shape = tuple(n for i, n in enumerate(shape) if i != each.axis % len(shape))
+    if (split := each.source.split) is not None:
+        if not _merges(split, shape):
+            return None
+        shape = split
     if (order := each.source.transpose) is not None:
         if sorted(order) != list(range(len(shape))):
             return None
         shape = tuple(shape[i] for i in order)
     if (part := each.source.part) is not None:
-        if not shape or not 0 <= part[0] < part[1] <= shape[0]:
+        axis = each.source.part_axis
+        if not 0 <= axis < len(shape) or not 0 <= part[0] < part[1] <= shape[axis]:
             return None
-        shape = (part[1] - part[0], *shape[1:])
+        shape = (*shape[:axis], part[1] - part[0], *shape[axis + 1 :])
     return wanted if each.source.reshape and _merges(shape, wanted) else shape
 
 

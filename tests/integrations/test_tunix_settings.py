@@ -9,11 +9,13 @@ from jax.sharding import AxisType, Mesh
 
 from jaxinfer.integrations.tunix_settings import (
     choose_pad,
+    drawn_seed,
     engine_mesh,
     left_padded,
     lora_rank,
     model_config,
     neighbours,
+    request_params,
     sampling_params,
     sharding_rules,
 )
@@ -137,3 +139,45 @@ def test_the_rank_of_adapters_is_that_of_all_or_an_error():
         lora_rank(_adapters(q_proj=4, o_proj=2))
     with pytest.raises(ValueError, match=r"embedder.input_embedding_lora_a is no matrix of LoRA"):
         lora_rank({"embedder.input_embedding_lora_a": np.zeros((8, 4))})
+
+
+def _request(**changes):
+    """What tunix's `SamplingParams` are of a request of its `Sampler`."""
+    fields = {
+        "max_tokens": 5,
+        "temperature": 0.7,
+        "top_p": None,
+        "top_k": None,
+        "seed": None,
+        "return_logits": False,
+        "beam_size": None,
+    }
+    return SimpleNamespace(**(fields | changes))
+
+
+def test_a_samplers_request_keeps_its_settings():
+    params = request_params(_request(), "a", 0, with_logprobs=False)
+    assert (params.max_tokens, params.temperature) == (5, 0.7)
+    assert (params.top_p, params.top_k, params.seed, params.logprobs) == (1.0, 0, None, None)
+    params = request_params(_request(top_p=0.5, top_k=3), "a", 0, with_logprobs=True)
+    assert (params.top_p, params.top_k, params.logprobs) == (0.5, 3, 0)
+
+
+def test_a_samplers_requests_of_one_seed_draw_differently():
+    def seed(label, place):
+        return request_params(_request(seed=1), label, place, with_logprobs=False).seed
+
+    assert seed("a", 0) == seed("a", 0)
+    assert len({seed("a", 0), seed("a", 1), seed("b", 0)}) == 3
+
+
+@pytest.mark.parametrize("name", ["return_logits", "beam_size"])
+def test_a_samplers_request_wants_what_the_engine_has(name):
+    with pytest.raises(ValueError, match=f"JaxinferSampler has no {name}; leave it out"):
+        request_params(_request(**{name: 2}), "a", 0, with_logprobs=False)
+
+
+def test_seeds_are_drawn_from_numbers_and_keys():
+    assert drawn_seed(None, (1,)) is None
+    raw = drawn_seed(jax.random.PRNGKey(3), (1, 2))
+    assert raw == drawn_seed(jax.random.key(3), (1, 2)) != drawn_seed(3, (1, 3))

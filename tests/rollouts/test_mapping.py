@@ -1,6 +1,7 @@
 """A mapping makes the engine's parameters of a trainer's, or says in a line why it can't."""
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +12,7 @@ from jaxinfer import ParamsMapping, ParamSource, ShardingRules, abstract_params
 from jaxinfer.model.experts import Experts
 from jaxinfer.rollouts.conversion import MappedParams
 from tests.rollouts import trainers
-from tests.serving.small_llm import CONFIG, small_params
+from tests.serving.small_llm import CONFIG, GREEDY, PROMPTS, ids, small_llm, small_params
 
 WANTED = abstract_params(CONFIG, jnp.float32)
 HELD = {
@@ -19,6 +20,16 @@ HELD = {
     "nnx_linear": trainers.flax_layers,
     "tunix_qwen3": trainers.tunix,
     "maxtext_qwen3": trainers.maxtext,
+    "skyrl_qwen3": trainers.skyrl_qwen3,
+}
+LLAMA = dataclasses.replace(CONFIG, model_type="llama")
+LLAMAS = {
+    "llama3.1": (trainers.maxtext_llama, ParamsMapping.maxtext_llama(LLAMA)),
+    "default": (
+        functools.partial(trainers.maxtext_llama, pairs=False),
+        ParamsMapping.maxtext_llama(LLAMA, rope_type="default"),
+    ),
+    "skyrl": (trainers.skyrl_llama, ParamsMapping.skyrl_llama(LLAMA)),
 }
 TUNIX = ParamsMapping.tunix_qwen3(CONFIG)
 
@@ -31,6 +42,11 @@ def changed(mapping, **changes):
         sources[path] = source
     kept = {path: source for path, source in sources.items() if source is not None}
     return ParamsMapping(kept, mapping.stacked_axis)
+
+
+@pytest.fixture(scope="module")
+def spread():
+    return trainers.other_params()
 
 
 def check(mapping, tree=None):
@@ -79,6 +95,40 @@ def test_a_ready_mapping_gives_the_engines_parameters(name):
     jax.tree.map(np.testing.assert_array_equal, made, small_params())
     pointers = {leaf.unsafe_buffer_pointer() for leaf in jax.tree.leaves(held)}
     assert not pointers & {leaf.unsafe_buffer_pointer() for leaf in jax.tree.leaves(made)}
+
+
+@pytest.mark.parametrize("name", LLAMAS)
+def test_a_ready_mapping_gives_a_llamas_parameters(name):
+    held, mapping = LLAMAS[name]
+    wanted = trainers.llama(small_params())
+    made = MappedParams(held(wanted), mapping).make(LLAMA, None, None, ShardingRules())
+    jax.tree.map(np.testing.assert_array_equal, made, wanted)
+
+
+def test_an_engine_of_interleaved_arrays_answers_as_one_of_its_own(spread):
+    with small_llm(params=spread) as llm:
+        expected = ids(llm.generate(PROMPTS, GREEDY, use_tqdm=False))
+    held = trainers.skyrl_qwen3(spread)
+    with small_llm(params=held, mapping=ParamsMapping.skyrl_qwen3(CONFIG)) as llm:
+        assert ids(llm.generate(PROMPTS, GREEDY, use_tqdm=False)) == expected
+        llm.update_params(small_params())
+        assert ids(llm.generate(PROMPTS, GREEDY, use_tqdm=False)) != expected
+        llm.update_params(held, ParamsMapping.skyrl_qwen3(CONFIG))
+        assert ids(llm.generate(PROMPTS, GREEDY, use_tqdm=False)) == expected
+
+
+@pytest.mark.parametrize(
+    ("source", "cause"),
+    [
+        (ParamSource("w", split=(32, 5)), r"params\[w\], \(32, 4\), can't become"),
+        (ParamSource("w", part=(0, 2), part_axis=2), r"params\[w\], \(32, 4\), can't become"),
+        (ParamSource("w", part=(1, 2), part_axis=1), r"becomes \(32, 1\), not model\.norm"),
+    ],
+)
+def test_what_can_not_be_split_or_cut_is_one_clear_error(source, cause):
+    held = trainers.tunix(small_params()) | {"w": np.ones((32, 4), np.float32)}
+    with pytest.raises(ValueError, match=cause):
+        check(changed(TUNIX, norm=source), held)
 
 
 def test_parameters_take_the_engines_dtype():
@@ -167,7 +217,24 @@ def test_ready_mappings_are_equal_and_hashable():
     assert hash(again) == hash(TUNIX)
 
 
-@pytest.mark.parametrize("make", [ParamsMapping.tunix_qwen3, ParamsMapping.maxtext_qwen3])
+DENSE = [ParamsMapping.tunix_qwen3, ParamsMapping.maxtext_qwen3, ParamsMapping.skyrl_qwen3]
+
+
+@pytest.mark.parametrize("make", DENSE)
+def test_mappings_of_another_model_are_refused(make):
+    with pytest.raises(ValueError, match="is for models with k_norm, and the engine's, a llama,"):
+        make(LLAMA)
+    biased = dataclasses.replace(CONFIG, attention_bias=True)
+    with pytest.raises(ValueError, match=r"no source for the model's .*k_proj_bias; write a Par"):
+        make(biased)
+
+
+def test_another_rotation_is_refused():
+    with pytest.raises(ValueError, match=r"or .default., got .yarn."):
+        ParamsMapping.maxtext_llama(LLAMA, rope_type="yarn")
+
+
+@pytest.mark.parametrize("make", DENSE)
 def test_mappings_of_dense_trainers_refuse_experts(make):
     config = dataclasses.replace(CONFIG, model_type="qwen3_moe", experts=Experts(4, 2, 16))
     with pytest.raises(ValueError, match="for dense models"):

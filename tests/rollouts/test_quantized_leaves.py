@@ -178,7 +178,7 @@ def test_another_form_is_refused_by_name():
             for path, source in ParamsMapping.hugging_face(CONFIG).sources
         }
     )
-    assert "the mapping can't cut or scale it" in _refusal(tree, FORMS["int8"][0], scaled)
+    assert "the mapping can't split, cut or scale it" in _refusal(tree, FORMS["int8"][0], scaled)
 
 
 def test_qwixs_array_in_a_variable_of_flax_is_found():

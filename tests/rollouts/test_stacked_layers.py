@@ -54,6 +54,18 @@ def test_stacked_layers_give_the_engines_parameters(mapping, held, axis):
     jax.tree.map(np.testing.assert_array_equal, made, small_params())
 
 
+def test_maxtexts_layers_may_be_separate():
+    decoder = trainers.maxtext(small_params(), axis=0)["params"]["decoder"]
+    layers = {
+        f"layers_{i}": jax.tree.map(lambda leaf, i=i: leaf[i], decoder["layers"]) for i in range(L)
+    }
+    tree = trainers.maxtext(small_params())["params"] | {"decoder": decoder | layers}
+    del tree["decoder"]["layers"]
+    mapping = ParamsMapping.maxtext_qwen3(CONFIG, param_scan_axis=None)
+    made = MappedParams(tree, mapping).make(CONFIG, None, None, ShardingRules())
+    jax.tree.map(np.testing.assert_array_equal, made, small_params())
+
+
 def test_maxtext_may_scan_along_another_axis():
     mapping = ParamsMapping.maxtext_qwen3(CONFIG, param_scan_axis=0)
     tree = trainers.maxtext(small_params(), axis=0)

@@ -117,3 +117,70 @@ def with_stacked_layers(node: Any, axis: int) -> Any:
     if all(str(key).isdigit() for key in node):
         return jax.tree.map(lambda *layers: jnp.stack(layers, axis), *node.values())
     return {key: with_stacked_layers(child, axis) for key, child in node.items()}
+
+
+def llama(params: Any) -> dict[str, Any]:
+    """The engine's tree of a Llama: the same without norms of heads."""
+
+    def without(node: Any) -> Any:
+        if not isinstance(node, dict):
+            return node
+        return {k: without(v) for k, v in node.items() if k not in ("q_norm", "k_norm")}
+
+    return without(params)
+
+
+def maxtext_llama(params: Any, *, pairs: bool = True) -> dict[str, Any]:
+    """MaxText's, with the halves of rotated heads interleaved and the queries' scale folded in."""
+    tree = maxtext(_with_norms(params))
+    attention = tree["params"]["decoder"]["layers"]["self_attention"]
+    del attention["query_norm"], attention["key_norm"]
+    for name in ("query", "key"):
+        kernel = attention[name]["kernel"]
+        if pairs:
+            first, second = np.split(np.asarray(kernel), 2, axis=-1)
+            kernel = np.stack([first, second], axis=-1).reshape(kernel.shape)
+        attention[name]["kernel"] = kernel / D**0.5 if name == "query" else kernel
+    return tree
+
+
+def skyrl_llama(params: Any) -> dict[str, Any]:
+    """Kernels ``[L, in, out]``."""
+
+    def convert(name: str, node: Any) -> Any:
+        if isinstance(node, dict):
+            return {key: convert(key, child) for key, child in node.items()}
+        if name.endswith("norm"):
+            return {"weight": node}
+        return {"embedding": node} if name == "embed_tokens" else {"kernel": node.T}
+
+    tree = convert("", params)
+    layers = with_stacked_layers({"layers": tree["model"].pop("layers")}, axis=0)
+    return {**tree, "model": {**tree["model"], "layers": {"_stacked": layers["layers"]}}}
+
+
+def skyrl_qwen3(params: Any) -> dict[str, Any]:
+    """The same with queries, keys and values in one kernel, head by head, and gates with ups."""
+    tree = skyrl_llama(params)
+    layers = tree["model"]["layers"]["_stacked"]
+    attention, mlp = layers["self_attn"], layers["mlp"]
+    q, k, v = (np.asarray(attention.pop(name)["kernel"]) for name in HEADS)
+    heads: list[Any] = []
+    for key in range(K):
+        queries = H // K * D
+        heads += [q[..., key * queries : (key + 1) * queries]]
+        heads += [each[..., key * D : (key + 1) * D] for each in (k, v)]
+    attention["qkv_proj"] = {"kernel": jnp.asarray(np.concatenate(heads, axis=-1))}
+    gate, up = (np.asarray(mlp.pop(name)["kernel"]) for name in ("gate_proj", "up_proj"))
+    both = np.empty((*gate.shape[:-1], 2 * gate.shape[-1]), gate.dtype)
+    both[..., ::2], both[..., 1::2] = gate, up
+    mlp["gate_up_proj"] = {"kernel": jnp.asarray(both)}
+    return tree
+
+
+def _with_norms(params: Any) -> Any:
+    layers = {
+        i: layer | {"self_attn": layer["self_attn"] | {"q_norm": np.ones(D), "k_norm": np.ones(D)}}
+        for i, layer in params["model"]["layers"].items()
+    }
+    return params | {"model": params["model"] | {"layers": layers}}
