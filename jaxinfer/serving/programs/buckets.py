@@ -4,7 +4,7 @@ import bisect
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from jaxinfer.sampling_params import SamplingMode
+from jaxinfer.sampling_params import FULL, SamplingMode
 from jaxinfer.serving.programs.layout import DecodeShape, PrefillShape
 from jaxinfer.serving.programs.shared_prefixes import most_items
 from jaxinfer.serving.programs.speculative.drafter import Drafter
@@ -181,7 +181,7 @@ class Buckets:
         decode, prefill = set(self.rows), {rows for _, rows in self.prefill}
         if mode == "mixed":
             return sorted((decode | prefill) & set(self.mixed_rows))
-        return sorted((decode & set(self.full_rows) if mode == "full" else decode) | prefill)
+        return sorted((decode & set(self.full_rows) if mode in FULL else decode) | prefill)
 
 
 def at_least(sizes: Sequence[int], needed: int) -> int:

@@ -1,0 +1,76 @@
+"""The scores of tokens that a caller gave: a prompt's, and those that answers begin with."""
+
+from jaxinfer.logprobs import LogprobsAtPosition
+from jaxinfer.model.text.tokenizer import Tokenizer
+from jaxinfer.sampling_params import SamplingParams
+from jaxinfer.serving.requests.completion_logprobs import logprobs_at
+from jaxinfer.serving.requests.completion_measures import ForcedScores
+from jaxinfer.serving.requests.result import TokenScores
+from jaxinfer.serving.requests.score_arrays import scores_behind
+from jaxinfer.serving.requests.scored_range import scored_range
+
+
+class GivenScores:
+    """Collects the scores of a request's given tokens, chunk by chunk; chunks may come again.
+
+    Attributes:
+        prompt_logprobs: for each prompt token; None unless asked for.
+        prompt_entropies: likewise.
+        forced: of the tokens that answers begin with; None unless they are scored.
+    """
+
+    def __init__(
+        self, num_prompt_tokens: int, params: SamplingParams, tokenizer: Tokenizer | None
+    ) -> None:
+        self.prompt_logprobs: list[LogprobsAtPosition | None] | None = None
+        self.prompt_entropies: list[float | None] | None = None
+        self.forced: ForcedScores | None = None
+        self._count = params.prompt_logprobs
+        self._tokenizer = tokenizer
+        self._num_prompt_tokens = num_prompt_tokens
+        self._positions = scored_range(params, num_prompt_tokens, scores_forced=True)
+        if params.prompt_logprobs is not None:
+            self.prompt_logprobs = [None] * num_prompt_tokens
+            if params.entropy:
+                self.prompt_entropies = [None] * num_prompt_tokens
+        if self._positions.stop >= num_prompt_tokens:
+            self.forced = ForcedScores(params.forced_token_ids or ())
+
+    def take_prompt(self, scores: TokenScores, start: int) -> bool:
+        """Record scores ``[num_fed]`` of the tokens behind each that was fed from `start` on.
+
+        Returns:
+            False if one of a prompt token is not finite.
+        """
+        if self._count is None:
+            return True
+        count = max(min(len(scores.tokens), self._num_prompt_tokens - 1 - start), 0)
+        return self._record_prompt(scores, start, count)
+
+    def take_scored(self, scores: TokenScores, start: int) -> bool:
+        """Record scores ``[n]`` of consecutive tokens, of a step that began to feed at `start`.
+
+        Returns:
+            False if one is not finite.
+        """
+        if not scores.ok.all():
+            return False
+        first = max(start, self._positions.start)
+        num_of_prompt = min(max(self._num_prompt_tokens - 1 - first, 0), len(scores.tokens))
+        if self.forced is not None:
+            behind = first + num_of_prompt + 1 - self._num_prompt_tokens
+            self.forced.add(behind, scores_behind(scores, num_of_prompt))
+        return self._record_prompt(scores, first, num_of_prompt)
+
+    def _record_prompt(self, scores: TokenScores, first: int, count: int) -> bool:
+        """Record the leading scores, of prompt tokens behind `first` and those that follow."""
+        if not scores.ok[:count].all():
+            return False
+        for i in range(count):
+            if self.prompt_logprobs is not None:
+                self.prompt_logprobs[first + i + 1] = logprobs_at(
+                    scores, (i,), self._count or 0, self._tokenizer
+                )
+            if self.prompt_entropies is not None and scores.measures is not None:
+                self.prompt_entropies[first + i + 1] = float(scores.measures.entropies[i])
+        return True
