@@ -18,15 +18,22 @@ class Measured(NamedTuple):
 
     def since(self, start: int) -> "Measured":
         """The same from token `start` on."""
-        return Measured(*[None if values is None else values[start:] for values in self])
+        entropies, supports = self
+        return Measured(
+            None if entropies is None else entropies[start:],
+            None if supports is None else supports[start:],
+        )
 
     def joined(self, behind: "Measured") -> "Measured":
-        """The same of tokens and others behind them."""
-        pairs = zip(self, behind, strict=True)
-        return Measured(*[None if a is None or b is None else a + b for a, b in pairs])
+        """The same of tokens and of others behind them, of which the same was measured."""
+        return Measured(
+            None if self.entropies is None else self.entropies + (behind.entropies or []),
+            None if self.supports is None else self.supports + (behind.supports or []),
+        )
 
 
 NOT_MEASURED = Measured()
+"""Of requests that ask for log-probabilities at most."""
 
 
 class Recording(Protocol):

@@ -22,19 +22,16 @@ class GivenScores:
     def __init__(
         self, num_prompt_tokens: int, params: SamplingParams, tokenizer: Tokenizer | None
     ) -> None:
-        self.prompt_logprobs: list[LogprobsAtPosition | None] | None = None
-        self.prompt_entropies: list[float | None] | None = None
-        self.forced: ForcedScores | None = None
         self._count = params.prompt_logprobs
         self._tokenizer = tokenizer
         self._num_prompt_tokens = num_prompt_tokens
         self._positions = scored_range(params, num_prompt_tokens, scores_forced=True)
-        if params.prompt_logprobs is not None:
-            self.prompt_logprobs = [None] * num_prompt_tokens
-            if params.entropy:
-                self.prompt_entropies = [None] * num_prompt_tokens
-        if self._positions.stop >= num_prompt_tokens:
-            self.forced = ForcedScores(params.forced_token_ids or ())
+        logprobs: list[LogprobsAtPosition | None] = [None] * num_prompt_tokens
+        entropies: list[float | None] = [None] * num_prompt_tokens
+        is_scored, forces = self._count is not None, self._positions.stop >= num_prompt_tokens
+        self.prompt_logprobs = logprobs if is_scored else None
+        self.prompt_entropies = entropies if is_scored and params.entropy else None
+        self.forced = ForcedScores(params.forced_token_ids or ()) if forces else None
 
     def take_prompt(self, scores: TokenScores, start: int) -> bool:
         """Record scores ``[num_fed]`` of the tokens behind each that was fed from `start` on.
@@ -57,10 +54,14 @@ class GivenScores:
             return False
         first = max(start, self._positions.start)
         num_of_prompt = min(max(self._num_prompt_tokens - 1 - first, 0), len(scores.tokens))
-        if self.forced is not None:
-            behind = first + num_of_prompt + 1 - self._num_prompt_tokens
-            self.forced.add(behind, scores_behind(scores, num_of_prompt))
+        self.take_forced(scores, first)
         return self._record_prompt(scores, first, num_of_prompt)
+
+    def take_forced(self, scores: TokenScores, first: int) -> None:
+        """Record the scores of forced tokens among those ``[n]`` of tokens behind `first`."""
+        if self.forced is not None:
+            start = first + 1 - self._num_prompt_tokens
+            self.forced.add(max(start, 0), scores_behind(scores, max(-start, 0)))
 
     def _record_prompt(self, scores: TokenScores, first: int, count: int) -> bool:
         """Record the leading scores, of prompt tokens behind `first` and those that follow."""

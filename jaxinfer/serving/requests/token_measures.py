@@ -43,11 +43,13 @@ def unpack_measured(packed: np.ndarray) -> TokenScores:
     rest = packed[..., TOP + 2 * k :]
     floats = rest.view(np.float32)
     measures = TokenMeasures(
-        floats[..., 0],
-        rest[..., 1],
-        *(floats[..., i] for i in range(2, _NUM_SCALARS)),
-        rest[..., _NUM_SCALARS : _NUM_SCALARS + k],
-        floats[..., _NUM_SCALARS + k :],
+        entropies=floats[..., 0],
+        sizes=rest[..., 1],
+        log_masses=floats[..., 2],
+        drawn_entropies=floats[..., 3],
+        least=floats[..., 4],
+        top_ids=rest[..., _NUM_SCALARS : _NUM_SCALARS + k],
+        labels=floats[..., _NUM_SCALARS + k :],
     )
     return dataclasses.replace(scores, measures=measures)
 

@@ -187,7 +187,11 @@ def merge(plain: StepOutput, full: StepOutput, special: Int[Array, "K"]) -> Step
         is_special = jnp.expand_dims(place < count, range(1, new.ndim))
         return jnp.where(is_special, jnp.take(new, place, axis=0, mode="clip"), old)
 
-    reports = list(zip(full, plain, strict=True))[3:]
+    reports = [
+        (full.top_ids, plain.top_ids),
+        (full.top_logprobs, plain.top_logprobs),
+        (full.ranks, plain.ranks),
+    ]
     return StepOutput(
         put(full.tokens, plain.tokens),
         put(full.status, plain.status),
