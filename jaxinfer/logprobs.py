@@ -28,9 +28,9 @@ class Support:
     """The tokens that could have been drawn at one position, and what the draw left out.
 
     They are what masks, `allowed_token_ids`, penalties, biases, a logits processor, `min_p`,
-    `top_k` and `top_p` leave; of greedy decoding the likeliest token alone. The log-probability in
-    the distribution that was drawn from is that at the request's temperature, after all edits, less
-    `log_mass`: so a trainer's ratio of a truncated draw is corrected by adding it.
+    `top_k` and `top_p` leave; of greedy decoding the likeliest token alone. A token's
+    log-probability in the distribution that was drawn from is that at the request's temperature,
+    after all edits, less `log_mass`.
 
     Attributes:
         num_tokens: how many there are.

@@ -60,7 +60,7 @@ _RANGES: Mapping[str, tuple[float, float]] = {
     "logprobs": (-1, MAX_INT32),
     "prompt_logprobs": (-1, MAX_INT32),
     "prompt_logprob_start": (0, MAX_INT32),
-    "support": (-1, MAX_INT32),
+    "support": (0, MAX_INT32),
     "truncate_prompt_tokens": (-1, MAX_INT32),
     "thinking_token_budget": (-1, MAX_INT32),
     "output_kind": (0, max(RequestOutputKind)),

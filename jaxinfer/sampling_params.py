@@ -80,7 +80,8 @@ class SamplingParams:
             log-probabilities like drawn ones.
         entropy: Report each token's entropy: see `CompletionOutput.entropies`.
         support: Report the tokens that could have been drawn at each position: how many, and the
-            ids of at most this number of them, the likeliest ones. See `Support`.
+            ids of at most this number of them, the likeliest ones, at most the engine's
+            `max_logprobs`. See `Support`.
         truncate_prompt_tokens: Keep only this number of the prompt's last tokens, at least 1;
             -1 keeps as many as the model's length allows beside one output token. None refuses
             prompts that are too long.
@@ -255,7 +256,7 @@ class SamplingParams:
                 )
 
     def with_counted_logprobs(self, vocab_size: int, most: int) -> "SamplingParams":
-        """The same with numbers in place of a `logprobs`, `prompt_logprobs` or `support` of -1.
+        """The same with numbers in place of a `logprobs` or `prompt_logprobs` of -1.
 
         Args:
             vocab_size: how many log-probabilities are all.

@@ -17,9 +17,9 @@ from jaxinfer.model.text.tokenizer import Tokenizer
 from jaxinfer.sampling_params import SamplingParams
 from jaxinfer.server.service.limits import ServiceLimits
 from jaxinfer.serving.processes.requests import request_to_json
+from jaxinfer.serving.requests.exact_params import Exactness
 from jaxinfer.serving.requests.new_request import NewRequest, Prompt
 from jaxinfer.serving.requests.packed_ids import ID_BYTES, unpack_ids
-from jaxinfer.serving.requests.exact_params import Exactness
 from jaxinfer.serving.requests.prompts import PromptReader
 from jaxinfer.serving.startup.model_files import (
     read_classifier,

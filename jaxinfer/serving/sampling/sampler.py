@@ -192,11 +192,14 @@ def merge(plain: StepOutput, full: StepOutput, special: Int[Array, "K"]) -> Step
         (full.top_logprobs, plain.top_logprobs),
         (full.ranks, plain.ranks),
     ]
+    top_ids, top_logprobs, ranks = [None if new is None else put(new, old) for new, old in reports]
     return StepOutput(
         put(full.tokens, plain.tokens),
         put(full.status, plain.status),
         put(full.logprobs, plain.logprobs),
-        *[None if new is None else put(new, old) for new, old in reports],
+        top_ids,
+        top_logprobs,
+        ranks,
     )
 
 

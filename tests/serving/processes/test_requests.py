@@ -39,7 +39,7 @@ PARAMS = {
     "logprob_token_ids": IDS,
     "forced_token_ids": IDS.map(lambda ids: ids[:2]),
     "entropy": st.booleans(),
-    "support": st.integers(-1, 20),
+    "support": st.integers(0, 20),
     "truncate_prompt_tokens": st.integers(1, 9),
     "logit_bias": st.dictionaries(st.integers(0, 9), st.floats(-100, 100), max_size=3),
     "allowed_token_ids": IDS,
