@@ -203,6 +203,16 @@ class SamplingParams:
         return self.entropy or self.support is not None or self.logprob_token_ids is not None
 
     @property
+    def is_reported(self) -> bool:
+        """Whether anything is reported of each token."""
+        return self.logprobs is not None or self.is_measured
+
+    @property
+    def has_given_scores(self) -> bool:
+        """Whether tokens that are given, of the prompt or forced, may have to be scored."""
+        return self.prompt_logprobs is not None or bool(self.forced_token_ids)
+
+    @property
     def has_constraints(self) -> bool:
         """Whether the host must see tokens of the answer before it lets others be drawn."""
         return bool(

@@ -33,7 +33,9 @@ class Completion:
         self.finish_reason: FinishReason | None = None
         self.stop_reason: int | str | None = None
         self.weight_version = 0
-        self._logprobs: Recording | None = start_recording(request.params, tokenizer, forced)
+        self._logprobs: Recording | None = None
+        if request.params.is_reported:
+            self._logprobs = start_recording(request.params, tokenizer, forced)
         self._watches_stops = bool(request.params.stop)
         self._num_taken = 0
         self._is_broken = False

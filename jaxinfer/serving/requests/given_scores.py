@@ -25,7 +25,7 @@ class GivenScores:
         self._count = params.prompt_logprobs
         self._tokenizer = tokenizer
         self._num_prompt_tokens = num_prompt_tokens
-        self._positions = scored_range(params, num_prompt_tokens, scores_forced=True)
+        self._positions = scored_range(params, num_prompt_tokens, True)
         logprobs: list[LogprobsAtPosition | None] = [None] * num_prompt_tokens
         entropies: list[float | None] = [None] * num_prompt_tokens
         is_scored, forces = self._count is not None, self._positions.stop >= num_prompt_tokens
@@ -75,3 +75,7 @@ class GivenScores:
             if self.prompt_entropies is not None and scores.measures is not None:
                 self.prompt_entropies[first + i + 1] = float(scores.measures.entropies[i])
         return True
+
+
+NOTHING_GIVEN = GivenScores(1, SamplingParams(), None)
+"""Of requests whose given tokens are not scored."""

@@ -149,7 +149,8 @@ class PromptReader:
                 none, or the model does not think; names the field.
         """
         params.validate_for_vocab(self.vocab_size)
-        self.exactness.check(params)
+        if params.is_measured or params.forced_token_ids:
+            self.exactness.check(params)
         if (params.truncate_prompt_tokens or 0) > self.max_model_len:
             raise ValueError(
                 f"truncate_prompt_tokens ({params.truncate_prompt_tokens}) exceeds max_model_len "

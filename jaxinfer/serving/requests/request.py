@@ -152,7 +152,7 @@ class Request:
     seed: int = 0
     scores_forced: bool = True
     prompt_token_ids: list[int] = field(init=False)
-    scored: range = field(init=False)
+    scored: range = field(default=range(0), init=False)
     status: RequestStatus = field(default=RequestStatus.WAITING, init=False)
     output_token_ids: list[int] = field(default_factory=list, init=False)
     num_in_flight_tokens: int = field(default=0, init=False)
@@ -178,9 +178,8 @@ class Request:
         self.prompt_token_ids = self.new.prompt.token_ids
         self.output_token_ids += self.params.forced_token_ids or ()
         self.num_tokens = self.num_known_tokens
-        self.scored = scored_range(
-            self.params, self.num_prompt_tokens, scores_forced=self.scores_forced
-        )
+        if self.params.has_given_scores:
+            self.scored = scored_range(self.params, self.num_prompt_tokens, self.scores_forced)
 
     @property
     def num_prompt_tokens(self) -> int:

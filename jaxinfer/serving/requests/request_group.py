@@ -7,7 +7,7 @@ import numpy as np
 from jaxinfer.model.text.tokenizer import Tokenizer
 from jaxinfer.outputs import RequestMetrics, RequestOutput
 from jaxinfer.serving.requests.completion import Completion
-from jaxinfer.serving.requests.given_scores import GivenScores
+from jaxinfer.serving.requests.given_scores import NOTHING_GIVEN, GivenScores
 from jaxinfer.serving.requests.new_request import NewRequest
 from jaxinfer.serving.requests.request import Request
 from jaxinfer.serving.requests.result import POOLED, PROMPT_LOGPROBS, SCORED
@@ -40,7 +40,9 @@ class RequestGroup:
         """The exception that it tells of."""
         self._tokenizer = tokenizer
         prompt, params = new.prompt, new.params
-        self.given = GivenScores(len(prompt.token_ids), params, tokenizer)
+        self.given = NOTHING_GIVEN
+        if params.has_given_scores:
+            self.given = GivenScores(len(prompt.token_ids), params, tokenizer)
         """The scores of the prompt, and of forced tokens."""
         self._embedding: list[float] | None = None
         self._arrival_time = arrival_time

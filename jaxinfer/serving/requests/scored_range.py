@@ -3,7 +3,7 @@
 from jaxinfer.sampling_params import SamplingParams
 
 
-def scored_range(params: SamplingParams, num_prompt_tokens: int, *, scores_forced: bool) -> range:
+def scored_range(params: SamplingParams, num_prompt_tokens: int, scores_forced: bool) -> range:
     """The positions of tokens that predict a scored one, consecutive; empty for none.
 
     Args:
@@ -13,7 +13,7 @@ def scored_range(params: SamplingParams, num_prompt_tokens: int, *, scores_force
     first = stop = num_prompt_tokens - 1
     if params.prompt_logprobs is not None:
         first = min(max(params.prompt_logprob_start - 1, 0), first)
-    if scores_forced and (params.logprobs is not None or params.is_measured):
+    if scores_forced and params.is_reported:
         stop += len(params.forced_token_ids or ())
     return range(first, stop)
 

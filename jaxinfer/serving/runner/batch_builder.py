@@ -13,8 +13,8 @@ from jaxinfer.serving.programs.shared_prefixes import write_items
 from jaxinfer.serving.requests.request import Request
 from jaxinfer.serving.runner import prefill_batch
 from jaxinfer.serving.runner.batch import Batch, pack
+from jaxinfer.serving.runner.batch_modes import COMPLETE
 from jaxinfer.serving.runner.draft_texts import DraftTexts
-from jaxinfer.serving.runner.labels import with_labels
 from jaxinfer.serving.runner.prefill_batch import ChooseMode
 from jaxinfer.serving.runner.shared_rows import SharedRows
 from jaxinfer.serving.runner.slot_edits import SlotEdits
@@ -90,7 +90,7 @@ class BatchBuilder:
         shape = batch.shape
         sampling = shape.sampling(shape.arrays(batch.packed))
         self._write_scalars(sampling.scalars, sample_slots, context)
-        if (complete := _COMPLETE.get(batch.mode)) is not None:
+        if (complete := COMPLETE.get(batch.mode)) is not None:
             batch = complete(batch, sampling.special, special, rows)
         if self._mirror.new_holders:
             edits, counts = self.slot_edits.of_new_holders()
@@ -153,16 +153,3 @@ class BatchBuilder:
         scalars[:count] = self._mirror.scalars[sample_slots]
         scalars[count:] = self._mirror.scalars[self._padding_slot]
         scalars[:count, Column.POSITION] = context
-
-
-def _fill_up(
-    batch: Batch, into: np.ndarray, special: np.ndarray, rows: Sequence[ScheduledRow]
-) -> Batch:
-    """Fill `SamplingArrays.special` with the places of special rows."""
-    into[:] = batch.shape.rows
-    into[: len(special)] = special
-    return batch
-
-
-_COMPLETE = {"mixed": _fill_up, "measured": with_labels}
-"""What batches of some modes have more."""

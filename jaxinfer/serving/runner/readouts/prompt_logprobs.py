@@ -25,8 +25,8 @@ class PromptLogprobs(Readout):
     def wants(self, row: ScheduledRow) -> bool:
         """True for rows that feed a prompt token followed by another prompt token."""
         request = row.request
-        is_asked_for = is_scored_plainly(request.params)
-        return is_asked_for and row.start < request.num_prompt_tokens - 1
+        is_scored = bool(request.scored) and is_scored_plainly(request.params)
+        return is_scored and row.start < request.num_prompt_tokens - 1
 
     def pack(self, rows: Sequence[ScheduledRow], num_tokens: int) -> np.ndarray:
         """Int32 ``[T]``, the prompt token that follows each packed one, in rows that want it."""
