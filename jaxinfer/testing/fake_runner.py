@@ -18,7 +18,7 @@ from jaxinfer.serving.requests.result import (
     StepResult,
     TokenScores,
 )
-from jaxinfer.serving.requests.scored_range import is_scored_plainly
+from jaxinfer.serving.requests.scores.scored_range import is_scored_plainly
 from jaxinfer.serving.scheduler.schedule import Schedule, ScheduledRow
 from jaxinfer.serving.slots.step_masks import StepConstraints
 

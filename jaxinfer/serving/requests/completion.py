@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from jaxinfer.model.text.tokenizer import Tokenizer
 from jaxinfer.outputs import CompletionOutput, FinishReason
 from jaxinfer.serving.requests.completion_logprobs import NOT_MEASURED, Recording
-from jaxinfer.serving.requests.completion_measures import ForcedScores, start_recording
 from jaxinfer.serving.requests.completion_text import CompletionText
 from jaxinfer.serving.requests.request import Request
 from jaxinfer.serving.requests.result import TokenScores
+from jaxinfer.serving.requests.scores.completion_measures import ForcedScores, start_recording
 
 
 class Completion:

@@ -10,7 +10,7 @@ from jaxinfer.serving.constraints.constraint import Constraint
 from jaxinfer.serving.requests.draft_record import DraftRecord
 from jaxinfer.serving.requests.new_request import NewRequest
 from jaxinfer.serving.requests.packed_ids import ID_BYTES, pack_ids
-from jaxinfer.serving.requests.scored_range import scored_range
+from jaxinfer.serving.requests.scores.scored_range import scored_range
 
 IN_FLIGHT_TOKEN = -1
 """Placeholder of a token that the device has sampled and the host has not read yet."""

@@ -7,10 +7,10 @@ import numpy as np
 from jaxinfer.model.text.tokenizer import Tokenizer
 from jaxinfer.outputs import RequestMetrics, RequestOutput
 from jaxinfer.serving.requests.completion import Completion
-from jaxinfer.serving.requests.given_scores import NOTHING_GIVEN, GivenScores
 from jaxinfer.serving.requests.new_request import NewRequest
 from jaxinfer.serving.requests.request import Request
 from jaxinfer.serving.requests.result import POOLED, PROMPT_LOGPROBS, SCORED
+from jaxinfer.serving.requests.scores.given_scores import NOTHING_GIVEN, GivenScores
 from jaxinfer.serving.requests.token_times import TokenTimes
 
 _SEED_RANGE = 1 << 64

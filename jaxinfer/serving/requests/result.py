@@ -2,12 +2,11 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-if TYPE_CHECKING:
-    from jaxinfer.serving.requests.token_measures import TokenMeasures
+from jaxinfer.serving.requests.scores.token_measures import TokenMeasures
 
 TOKEN, _STATUS, _LOGPROB, _RANK, TOP = range(5)
 
@@ -46,7 +45,7 @@ class TokenScores:
     top_ids: np.ndarray | None = None
     top_logprobs: np.ndarray | None = None
     status: np.ndarray | None = None
-    measures: "TokenMeasures | None" = None
+    measures: TokenMeasures | None = None
 
 
 NO_SCORES = TokenScores(np.zeros((0, 0), np.int32), np.zeros((0, 0), np.bool_))

@@ -27,7 +27,7 @@ class Batch:
         counts: known tokens to count in slots before.
         readouts: what rows want beside tokens, each with the array that it reads on the device.
         draft_writes: tokens to tell the device of before, for drafts.
-        labels: in mode "measured", int32 ``[B, MAX_LABELS]``, what its sampler takes more.
+        labels: of rows of mode "measured": of `MORE_INPUTS`.
     """
 
     shape: PrefillShape | DecodeShape

@@ -13,13 +13,13 @@ from jaxinfer.serving.programs.shared_prefixes import write_items
 from jaxinfer.serving.requests.request import Request
 from jaxinfer.serving.runner import prefill_batch
 from jaxinfer.serving.runner.batch import Batch, pack
-from jaxinfer.serving.runner.batch_modes import COMPLETE
 from jaxinfer.serving.runner.draft_texts import DraftTexts
 from jaxinfer.serving.runner.prefill_batch import ChooseMode
 from jaxinfer.serving.runner.shared_rows import SharedRows
 from jaxinfer.serving.runner.slot_edits import SlotEdits
 from jaxinfer.serving.sampling.layout import MODES, Column
 from jaxinfer.serving.scheduler.schedule import Schedule, ScheduledRow
+from jaxinfer.serving.slots.mode_inputs import MORE_INPUTS
 from jaxinfer.serving.slots.row_sampling import RowSampling
 from jaxinfer.serving.slots.slot_mirror import SlotMirror
 from jaxinfer.serving.slots.step_rows import StepRows
@@ -90,8 +90,9 @@ class BatchBuilder:
         shape = batch.shape
         sampling = shape.sampling(shape.arrays(batch.packed))
         self._write_scalars(sampling.scalars, sample_slots, context)
-        if (complete := COMPLETE.get(batch.mode)) is not None:
-            batch = complete(batch, sampling.special, special, rows)
+        if (more := MORE_INPUTS.get(batch.mode)) is not None:
+            labels = more(shape.rows, sampling.special, special, rows)
+            batch = dataclasses.replace(batch, labels=labels)
         if self._mirror.new_holders:
             edits, counts = self.slot_edits.of_new_holders()
             batch = dataclasses.replace(batch, edits=edits, counts=counts)

@@ -18,7 +18,7 @@ from jaxinfer.serving.programs.kinds.kind import ProgramKey
 from jaxinfer.serving.programs.kinds.speculative_decode import draft_sizes
 from jaxinfer.serving.programs.resident import Resident
 from jaxinfer.serving.requests.result import StepResult, unpack_step
-from jaxinfer.serving.requests.token_measures import UNPACK
+from jaxinfer.serving.requests.scores.unpack import UNPACK
 from jaxinfer.serving.runner import kv_cache
 from jaxinfer.serving.runner.ahead_of_time import compile_ahead
 from jaxinfer.serving.runner.batch_builder import BatchBuilder

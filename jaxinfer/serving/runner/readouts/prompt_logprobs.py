@@ -11,7 +11,7 @@ from jaxinfer.serving.programs.kinds.kind import ProgramKey
 from jaxinfer.serving.programs.kinds.prompt_logprobs import PromptLogprobsKey
 from jaxinfer.serving.programs.resident import StepOutputs
 from jaxinfer.serving.requests.result import PROMPT_LOGPROBS, TokenScores, unpack_scores
-from jaxinfer.serving.requests.scored_range import is_scored_plainly
+from jaxinfer.serving.requests.scores.scored_range import is_scored_plainly
 from jaxinfer.serving.runner.readouts.readout import Readout
 from jaxinfer.serving.scheduler.schedule import ScheduledRow
 

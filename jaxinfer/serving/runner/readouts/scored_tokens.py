@@ -11,9 +11,9 @@ from jaxinfer.serving.programs.kinds.kind import ProgramKey
 from jaxinfer.serving.programs.kinds.scored_tokens import ScoredTokensKey
 from jaxinfer.serving.programs.resident import StepOutputs
 from jaxinfer.serving.requests.result import SCORED, TokenScores
-from jaxinfer.serving.requests.scored_range import is_scored_plainly
-from jaxinfer.serving.requests.token_measures import unpack_measured
-from jaxinfer.serving.runner.given_tokens import fed_predictors, pack_given
+from jaxinfer.serving.requests.scores.scored_range import is_scored_plainly
+from jaxinfer.serving.requests.scores.unpack import unpack_measured
+from jaxinfer.serving.runner.readouts.given_tokens import fed_predictors, pack_given
 from jaxinfer.serving.runner.readouts.readout import Readout
 from jaxinfer.serving.scheduler.schedule import ScheduledRow
 

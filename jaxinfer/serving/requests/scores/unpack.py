@@ -1,39 +1,15 @@
-"""Measures of tokens beside log-probabilities as NumPy arrays, views of a step's results."""
+"""Splits the results of steps that measure tokens, and says which steps do."""
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 
 import numpy as np
 
 from jaxinfer.sampling_fields import MAX_LABELS
 from jaxinfer.serving.requests.result import TOP, TokenScores, unpack_scores
-from jaxinfer.serving.sampling.layout import SamplerMode
+from jaxinfer.serving.requests.scores.token_measures import TokenMeasures
 
 _NUM_SCALARS = 5
-
-
-@dataclass(frozen=True)
-class TokenMeasures:
-    """Measures of the distributions of some tokens; arrays share the leading dimensions ``...``.
-
-    Attributes:
-        entropies: float32 ``[...]``, as `Measures.entropy`; so are the next four.
-        sizes: int32 ``[...]``.
-        log_masses: float32 ``[...]``.
-        drawn_entropies: float32 ``[...]``.
-        least: float32 ``[...]``.
-        top_ids: int32 ``[..., k]``.
-        labels: float32 ``[..., L]``; of a request with fewer labels the first are its own.
-    """
-
-    entropies: np.ndarray
-    sizes: np.ndarray
-    log_masses: np.ndarray
-    drawn_entropies: np.ndarray
-    least: np.ndarray
-    top_ids: np.ndarray
-    labels: np.ndarray
 
 
 def unpack_measured(packed: np.ndarray) -> TokenScores:
@@ -54,7 +30,7 @@ def unpack_measured(packed: np.ndarray) -> TokenScores:
     return dataclasses.replace(scores, measures=measures)
 
 
-UNPACK: Mapping[SamplerMode, Callable[[np.ndarray], TokenScores]] = {
+UNPACK: Mapping[str, Callable[[np.ndarray], TokenScores]] = {
     "temperature": unpack_scores,
     "truncate": unpack_scores,
     "mixed": unpack_scores,

@@ -4,10 +4,10 @@ from jaxinfer.logprobs import LogprobsAtPosition
 from jaxinfer.model.text.tokenizer import Tokenizer
 from jaxinfer.sampling_params import SamplingParams
 from jaxinfer.serving.requests.completion_logprobs import logprobs_at
-from jaxinfer.serving.requests.completion_measures import ForcedScores
 from jaxinfer.serving.requests.result import TokenScores
-from jaxinfer.serving.requests.score_arrays import scores_behind
-from jaxinfer.serving.requests.scored_range import scored_range
+from jaxinfer.serving.requests.scores.completion_measures import ForcedScores
+from jaxinfer.serving.requests.scores.score_arrays import scores_behind
+from jaxinfer.serving.requests.scores.scored_range import scored_range
 
 
 class GivenScores:

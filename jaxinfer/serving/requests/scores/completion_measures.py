@@ -15,8 +15,8 @@ from jaxinfer.serving.requests.completion_logprobs import (
     start_logprobs,
 )
 from jaxinfer.serving.requests.result import TokenScores
-from jaxinfer.serving.requests.score_arrays import joined_scores, scores_behind
-from jaxinfer.serving.requests.token_measures import TokenMeasures
+from jaxinfer.serving.requests.scores.score_arrays import joined_scores, scores_behind
+from jaxinfer.serving.requests.scores.token_measures import TokenMeasures
 
 
 def start_recording(

@@ -4,9 +4,9 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from jaxinfer.serving.programs.scored_tokens import NUM_GIVEN_COLUMNS, GivenColumn
-from jaxinfer.serving.runner.batch_modes import labels_of
+from jaxinfer.serving.programs.kinds.scored_tokens import NUM_GIVEN_COLUMNS, GivenColumn
 from jaxinfer.serving.scheduler.schedule import ScheduledRow
+from jaxinfer.serving.slots.mode_inputs import write_labels
 
 
 def pack_given(rows: Sequence[ScheduledRow], wanted: Sequence[bool], num_tokens: int) -> np.ndarray:
@@ -52,7 +52,8 @@ def _write(into: np.ndarray, row: ScheduledRow, positions: range, first: int) ->
     floats = into.view(np.float32)
     into[:, GivenColumn.PLACE] = np.arange(len(positions)) + (first + positions.start - row.start)
     into[:, GivenColumn.TOKEN] = request.tokens(positions.start + 1, positions.stop + 1)
-    into[:, len(GivenColumn) :] = labels_of([request], 1)
+    into[:, len(GivenColumn) :] = 0
+    write_labels(into[:, len(GivenColumn) :], row)
     into[:, GivenColumn.TOP_K] = 0
     floats[:, GivenColumn.TEMPERATURE] = floats[:, GivenColumn.TOP_P] = 1.0
     floats[:, GivenColumn.MIN_P] = 0.0

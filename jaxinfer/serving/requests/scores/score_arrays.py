@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from jaxinfer.serving.requests.result import TokenScores
-from jaxinfer.serving.requests.token_measures import TokenMeasures
+from jaxinfer.serving.requests.scores.token_measures import TokenMeasures
 
 
 def scores_behind(scores: TokenScores, count: int) -> TokenScores:
