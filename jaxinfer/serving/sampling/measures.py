@@ -22,7 +22,7 @@ from jaxinfer.serving.sampling.weights import (
 
 
 class Measures(NamedTuple):
-    """The measures of B rows; `requests/token_measures.py` is what the host makes of them.
+    """The measures of B rows; `scores/token_measures.py` is what the host makes of them.
 
     Attributes:
         entropy: float32 `[B]`, nats, of the model's own distribution: at temperature 1 where raw
