@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     )
     from jaxinfer.expert_statistics import ExpertStatistics
     from jaxinfer.inputs import TextPrompt, TokensPrompt
-    from jaxinfer.logprobs import ChosenLogprobs, Logprob
+    from jaxinfer.logprobs import ChosenLogprobs, Logprob, Support
     from jaxinfer.model.adapters.lora_request import LoRARequest
     from jaxinfer.model.architecture import abstract_params, init_params
     from jaxinfer.model.checkpoint.weights import load_params, save_params
@@ -123,6 +123,7 @@ __all__ = [
     "StepError",
     "StepTime",
     "StructuredOutputsParams",
+    "Support",
     "TextPrompt",
     "Tokenizer",
     "TokensPrompt",
@@ -155,7 +156,7 @@ _NAMES_OF = {
     ),
     "expert_statistics": ("ExpertStatistics",),
     "inputs": ("TextPrompt", "TokensPrompt"),
-    "logprobs": ("ChosenLogprobs", "Logprob"),
+    "logprobs": ("ChosenLogprobs", "Logprob", "Support"),
     "model.adapters.lora_request": ("LoRARequest",),
     "model.architecture": ("abstract_params", "init_params"),
     "model.checkpoint.weights": ("load_params", "save_params"),

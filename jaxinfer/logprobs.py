@@ -23,6 +23,32 @@ class Logprob:
     decoded_token: str | None = None
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class Support:
+    """The tokens that could have been drawn at one position, and what the draw left out.
+
+    They are what masks, `allowed_token_ids`, penalties, biases, a logits processor, `min_p`,
+    `top_k` and `top_p` leave; of greedy decoding the likeliest token alone. A token's
+    log-probability in the distribution that was drawn from is that at the request's temperature,
+    after all edits, less `log_mass`.
+
+    Attributes:
+        num_tokens: how many there are.
+        token_ids: of the likeliest, in descending order, as many as ``support`` asks for; ties by
+            ascending id.
+        log_mass: natural logarithm of their share of the probability before `min_p`, `top_k` and
+            `top_p`; 0 where nothing is left out.
+        entropy: of the distribution that was drawn from, in nats; 0 of greedy decoding.
+        least_logprob: the smallest log-probability of any of them, in that distribution.
+    """
+
+    num_tokens: int
+    token_ids: Sequence[int]
+    log_mass: float
+    entropy: float
+    least_logprob: float
+
+
 LogprobsAtPosition = dict[int, Logprob]
 """Token id to log-probability: the chosen (or given) token first, then the likeliest ones."""
 
@@ -82,6 +108,15 @@ class ChosenLogprobs(Sequence[LogprobsAtPosition]):
 
     def __reduce__(self) -> tuple[type[list], tuple[list[LogprobsAtPosition]]]:
         return list, (list(self),)
+
+    def joined(self, behind: "ChosenLogprobs") -> "ChosenLogprobs":
+        """These, and others behind them."""
+        return ChosenLogprobs(
+            [*self.token_ids, *behind.token_ids],
+            [*self.values, *behind.values],
+            [*self.ranks, *behind.ranks],
+            self._text_of,
+        )
 
     def _entry(self, token_id: Any, value: Any, rank: Any) -> LogprobsAtPosition:
         text = None if self._text_of is None else self._text_of(token_id)

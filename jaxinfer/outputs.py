@@ -5,7 +5,7 @@ import uuid
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Literal
 
-from jaxinfer.logprobs import LogprobsAtPosition
+from jaxinfer.logprobs import LogprobsAtPosition, Support
 
 if TYPE_CHECKING:
     import numpy as np
@@ -78,6 +78,10 @@ class CompletionOutput:
             was asked for.
         logprobs: for each token the log-probabilities that were asked for; None if none were. With
             ``logprobs=0`` a `ChosenLogprobs`, whose `values` are the plain numbers.
+        entropies: with ``entropy=True`` each token's entropy in nats, of the model's own
+            distribution, before any edit or truncation: at temperature 1 where the engine's
+            `logprobs_mode` is "raw_logprobs", at the request's temperature otherwise.
+        supports: with ``support=N`` the tokens that could have been drawn in each token's place.
         finish_reason: "stop", "length", "abort" or "error"; None while it runs.
         stop_reason: the stop string or stop token id that ended it; None for end-of-sequence.
             "timeout" where the reason is "abort" and the request's own `timeout` was over.
@@ -103,6 +107,8 @@ class CompletionOutput:
     captured: "Mapping[int | str, np.ndarray] | None" = dataclasses.field(
         default=None, compare=False
     )
+    entropies: Sequence[float] | None = None
+    supports: Sequence[Support] | None = None
 
     def finished(self) -> bool:
         """Whether it has ended."""
@@ -119,7 +125,7 @@ class RequestMetrics:
         first_token_time: its first token was read; of `n` completions the earliest.
         last_token_time: its latest token was read.
         finished_time: its last completion ended.
-        num_generated_tokens: tokens of all completions.
+        num_generated_tokens: tokens of all completions, without forced ones.
         num_preemptions: how often its completions were preempted.
         num_draft_tokens: drafts that were verified for its completions.
         num_accepted_tokens: of these, drafts that became tokens of an answer.
@@ -213,8 +219,10 @@ class RequestOutput(_WithCause):
         prompt: the prompt's text; None if it was given as token ids.
         prompt_token_ids: the prompt's tokens.
         outputs: one entry for each of the `n` completions.
-        prompt_logprobs: for each prompt token its log-probabilities, None for the first; None
-            unless asked for.
+        prompt_logprobs: for each prompt token its log-probabilities, None for the first and for
+            those before `prompt_logprob_start`; None unless asked for.
+        prompt_entropies: the same with ``entropy=True`` beside ``prompt_logprobs``: entropies in
+            nats of the model's own distribution at temperature 1, in which the token stands.
         finished: whether every completion has ended.
         num_cached_tokens: prompt tokens that its first completion did not compute: found in the
             prefix cache or, where an equal prompt was computed in the same step, all of them.
@@ -236,6 +244,7 @@ class RequestOutput(_WithCause):
     error: str | None = None
     weight_version: int = 0
     embedding: Sequence[float] | None = None
+    prompt_entropies: Sequence[float | None] | None = None
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -26,6 +26,8 @@ MAX_BAD_WORD_LENGTH = 256
 MAX_LOGIT_BIAS = 300
 MAX_BIAS = 100.0
 MAX_TIMEOUT = 1e6
+MAX_LABELS = 64
+"""Most `logprob_token_ids` of a request."""
 
 Put = Callable[[str, Any], None]
 """Stores a field in its plain Python type."""
@@ -57,6 +59,8 @@ _RANGES: Mapping[str, tuple[float, float]] = {
     "max_tokens": (1, MAX_INT32),
     "logprobs": (-1, MAX_INT32),
     "prompt_logprobs": (-1, MAX_INT32),
+    "prompt_logprob_start": (0, MAX_INT32),
+    "support": (0, MAX_INT32),
     "truncate_prompt_tokens": (-1, MAX_INT32),
     "thinking_token_budget": (-1, MAX_INT32),
     "output_kind": (0, max(RequestOutputKind)),
@@ -64,7 +68,7 @@ _RANGES: Mapping[str, tuple[float, float]] = {
 """Least and largest values of numbers; fields are stored as plain ones, integers or not as here."""
 
 _MAY_BE_NONE = frozenset(
-    {"timeout", "seed", "max_tokens", "logprobs", "prompt_logprobs"}
+    {"timeout", "seed", "max_tokens", "logprobs", "prompt_logprobs", "support"}
     | {"truncate_prompt_tokens", "thinking_token_budget"}
 )
 
@@ -83,6 +87,7 @@ def check_fields(params: Any, put: Put) -> None:
         "ignore_eos",
         "skip_special_tokens",
         "detokenize",
+        "entropy",
     ):
         check_flag(name, getattr(params, name))
     if params.max_tokens is not None and params.min_tokens > params.max_tokens:
@@ -96,6 +101,30 @@ def check_fields(params: Any, put: Put) -> None:
         )
     if params.stop and not params.detokenize:
         raise ValueError("stop strings need detokenize=True; use stop_token_ids instead")
+    if params.prompt_logprob_start and params.prompt_logprobs is None:
+        raise ValueError("prompt_logprob_start says where prompt_logprobs begin; give these too")
+    if params.forced_token_ids:
+        _check_forced(params, len(params.forced_token_ids))
+
+
+def _check_forced(params: Any, count: int) -> None:
+    """Refuse what can't be exact behind forced tokens, or leaves nothing to draw."""
+    if params.max_tokens is not None and params.max_tokens <= count:
+        raise ValueError(
+            f"forced_token_ids has {count} entries, which count as answer: max_tokens must be "
+            f"more, got {params.max_tokens}; to score a whole answer, make it part of the prompt "
+            "and give prompt_logprobs with prompt_logprob_start"
+        )
+    if params.has_constraints:
+        raise ValueError(
+            "forced_token_ids don't go with structured_outputs, thinking_token_budget or "
+            "bad_words, which have not seen them; end the prompt with these tokens instead"
+        )
+    if params.support is not None and params.edits_logits:
+        raise ValueError(
+            "support of forced_token_ids doesn't go with penalties, logit_bias, allowed_token_ids "
+            "or min_tokens: a prefill applies none; leave out one or the other"
+        )
 
 
 def _check_numbers(params: Any, put: Put) -> None:
@@ -134,6 +163,12 @@ def _check_collections(params: Any, put: Put) -> None:
         if not allowed:
             raise ValueError("allowed_token_ids must not be empty; use None to allow all")
         put("allowed_token_ids", allowed)
+    put("forced_token_ids", check_token_ids("forced_token_ids", params.forced_token_ids or ()))
+    if params.logprob_token_ids is not None:
+        labels = check_token_ids("logprob_token_ids", params.logprob_token_ids)
+        if not 1 <= len(labels) <= MAX_LABELS:
+            raise ValueError(f"logprob_token_ids must have 1 to {MAX_LABELS} entries")
+        put("logprob_token_ids", labels)
     if params.logit_bias is not None:
         put("logit_bias", check_bias(params.logit_bias, MAX_LOGIT_BIAS, MAX_BIAS))
     if params.structured_outputs is not None:

@@ -10,7 +10,9 @@ from jaxinfer.checks import instead_of_vllm
 from jaxinfer.sampling_fields import RequestOutputKind, check_fields
 from jaxinfer.structured_outputs import StructuredOutputsParams
 
-SamplingMode = Literal["temperature", "truncate", "full"]
+SamplingMode = Literal["temperature", "truncate", "full", "measured"]
+FULL: tuple[SamplingMode, ...] = ("full", "measured")
+"""Modes that read the state of a request's slot."""
 FreeLogprobs = Literal["all", "unscaled", "untruncated", "none"]
 """Requests for which the draw itself gives the chosen token's log-probability: all that sample,
 only samples of the model's own distribution, or of it at a temperature, or none."""
@@ -18,6 +20,8 @@ only samples of the model's own distribution, or of it at a temperature, or none
 GREEDY_TEMPERATURE = 1e-5
 """Temperatures below this are greedy decoding, as in vLLM."""
 
+_TOKEN_IDS = ["stop_token_ids", "allowed_token_ids", "logit_bias"]
+_TOKEN_IDS += ["logprob_token_ids", "forced_token_ids"]
 _GENERATION_CONFIG_FIELDS = {
     "temperature": "temperature",
     "top_k": "top_k",
@@ -66,6 +70,18 @@ class SamplingParams:
             own logits, or of the sampled distribution, as the engine's `logprobs_mode` says. With 0
             the rank may be None; ask for 1 to have it.
         prompt_logprobs: The same for the prompt's tokens, always of the model's own logits.
+        prompt_logprob_start: Index of the first prompt token that `prompt_logprobs` are reported
+            of; the entries before it are None. Tokens before it are found in the prefix cache.
+        logprob_token_ids: Token ids, at most 64, whose log-probabilities stand in `logprobs` at
+            each position, whatever was drawn there; their rank is None unless they are among the
+            likeliest.
+        forced_token_ids: Token ids that the answer begins with, in place of drawn ones. They are
+            fed as a prompt's, count as answer everywhere (`max_tokens`, penalties, text), and have
+            log-probabilities like drawn ones.
+        entropy: Report each token's entropy: see `CompletionOutput.entropies`.
+        support: Report the tokens that could have been drawn at each position: how many, and the
+            ids of at most this number of them, the likeliest ones, at most the engine's
+            `max_logprobs`. See `Support`.
         truncate_prompt_tokens: Keep only this number of the prompt's last tokens, at least 1;
             -1 keeps as many as the model's length allows beside one output token. None refuses
             prompts that are too long.
@@ -113,6 +129,11 @@ class SamplingParams:
     max_tokens: int | None = 16
     logprobs: int | None = None
     prompt_logprobs: int | None = None
+    prompt_logprob_start: int = 0
+    logprob_token_ids: Sequence[int] | None = None
+    forced_token_ids: Sequence[int] | None = ()
+    entropy: bool = False
+    support: int | None = None
     truncate_prompt_tokens: int | None = None
     logit_bias: Mapping[int, float] | None = field(default=None, hash=False)
     allowed_token_ids: Sequence[int] | None = None
@@ -160,18 +181,36 @@ class SamplingParams:
         return not self.is_greedy and (self.top_k > 0 or self.top_p < 1.0)
 
     def sampling_mode(self, free_logprobs: FreeLogprobs = "all") -> SamplingMode:
-        """The least of the sampler's three modes that can serve this request.
+        """The least of the sampler's modes that can serve this request.
 
         "temperature" has temperature, `min_p` and greedy decoding, and gives the chosen token's
         log-probability in the distribution drawn from; "truncate" adds `top_k` and `top_p`; "full"
-        adds everything that edits logits or reports other log-probabilities.
+        adds everything that edits logits or reports other log-probabilities; "measured" adds
+        entropy, support and the log-probabilities of `logprob_token_ids`.
 
         Args:
             free_logprobs: requests for which the cheaper modes report the right ones.
         """
-        if self._edits_logits or not self._gets_free_logprobs(free_logprobs):
+        if self.is_measured:
+            return "measured"
+        if self.edits_logits or not self._gets_free_logprobs(free_logprobs):
             return "full"
         return "truncate" if self.truncates else "temperature"
+
+    @property
+    def is_measured(self) -> bool:
+        """Whether more is reported of each token than log-probabilities of likeliest ones."""
+        return self.entropy or self.support is not None or self.logprob_token_ids is not None
+
+    @property
+    def is_reported(self) -> bool:
+        """Whether anything is reported of each token."""
+        return self.logprobs is not None or self.is_measured
+
+    @property
+    def has_given_scores(self) -> bool:
+        """Whether tokens that are given, of the prompt or forced, may have to be scored."""
+        return self.prompt_logprobs is not None or bool(self.forced_token_ids)
 
     @property
     def has_constraints(self) -> bool:
@@ -183,7 +222,7 @@ class SamplingParams:
         )
 
     @property
-    def _edits_logits(self) -> bool:
+    def edits_logits(self) -> bool:
         """Whether a logit is changed or banned before the draw."""
         return self.has_penalties or bool(
             self.has_constraints
@@ -218,7 +257,7 @@ class SamplingParams:
         Raises:
             ValueError: A token id is not below `vocab_size`; the message names the field.
         """
-        for name in ("stop_token_ids", "allowed_token_ids", "logit_bias"):
+        for name in _TOKEN_IDS:
             largest = max(getattr(self, name) or (), default=0)
             if largest >= vocab_size:
                 raise ValueError(
@@ -237,7 +276,7 @@ class SamplingParams:
             ValueError: more are asked for; names the field.
         """
         counts: dict[str, int] = {}
-        for name in ("logprobs", "prompt_logprobs"):
+        for name in ("logprobs", "prompt_logprobs", "support"):
             count = getattr(self, name)
             if count == -1:
                 counts[name] = count = vocab_size

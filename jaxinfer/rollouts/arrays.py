@@ -43,6 +43,11 @@ class Rollouts:
         finish_reasons: int32 ``[R]``, `FinishCode`.
         weight_versions: int32 ``[R]``, `LLM.weight_version` at the row's last token.
         pad_token_id: not an array: part of the tree's structure.
+        entropies: float32 ``[R, C]`` with ``SamplingParams(entropy=True)``, else None; as
+            `CompletionOutput.entropies`, 0 where the mask is False. So are the next three.
+        log_masses: float32 ``[R, C]`` with ``SamplingParams(support=N)``: `Support.log_mass`.
+        support_sizes: int32 ``[R, C]``, likewise: `Support.num_tokens`.
+        support_ids: int32 ``[R, C, N]``, likewise if N is not 0: `Support.token_ids`, then -1.
     """
 
     prompt_ids: Array
@@ -55,6 +60,10 @@ class Rollouts:
     finish_reasons: Array
     weight_versions: Array
     pad_token_id: int = dataclasses.field(metadata={"static": True})
+    entropies: Array | None = None
+    log_masses: Array | None = None
+    support_sizes: Array | None = None
+    support_ids: Array | None = None
 
     def packed(self, length: int, num_rows: int | None = None) -> "PackedRollouts":
         """Prompts with their completions one after the other, in as few rows as first fit makes.

@@ -15,6 +15,7 @@ from jaxinfer.logprobs import ChosenLogprobs
 from jaxinfer.model.text.tokenizer import Tokenizer
 from jaxinfer.outputs import CompletionOutput, RequestOutput
 from jaxinfer.rollouts.arrays import FinishCode, Rollouts
+from jaxinfer.rollouts.measured import measured_arrays
 from jaxinfer.sampling_params import SamplingParams
 
 logger = logging.getLogger("jaxinfer")
@@ -26,12 +27,16 @@ def rollout_params(params: SamplingParams, n: int | None) -> SamplingParams:
     """The parameters of a rollout's requests: no text, and each token's own log-probability.
 
     Raises:
-        ValueError: there are stop strings, which only text has, or `n` is out of range.
+        ValueError: there are stop strings, which only text has, or labels, which the arrays have no
+            place for; or `n` is out of range.
     """
     if params.stop:
         raise ValueError("a rollout makes no text to find stop strings in; use stop_token_ids")
+    if params.logprob_token_ids is not None:
+        raise ValueError("rollouts have no place for logprob_token_ids; use generate")
     n = params.n if n is None else n
-    return params.clone(n=n, logprobs=0, prompt_logprobs=None, detokenize=False)
+    fields: dict[str, Any] = {"prompt_logprobs": None, "prompt_logprob_start": 0}
+    return params.clone(n=n, logprobs=0, detokenize=False, **fields)
 
 
 def choose_pad(
@@ -89,7 +94,7 @@ def run_rollouts(
     outputs = generate(prompts, params)
     if not allow_errors:
         check_outputs(outputs)
-    rollouts = to_rollouts(outputs, pad_token_id=pad_token_id, pad_to=pad_to)
+    rollouts = to_rollouts(outputs, params, pad_token_id=pad_token_id, pad_to=pad_to)
     sampled = rollouts.completion_mask & (rollouts.completion_ids == pad_token_id)
     if sampled.any():
         logger.warning(
@@ -138,12 +143,17 @@ def check_outputs(outputs: Sequence[RequestOutput]) -> None:
 
 
 def to_rollouts(
-    outputs: Sequence[RequestOutput], *, pad_token_id: int, pad_to: tuple[int, int] | None
+    outputs: Sequence[RequestOutput],
+    params: SamplingParams,
+    *,
+    pad_token_id: int,
+    pad_to: tuple[int, int] | None,
 ) -> Rollouts:
     """NumPy arrays of finished outputs with equally many completions each.
 
     Args:
         outputs: of requests with `logprobs=0`.
+        params: of these requests.
         pad_token_id: the id that fills padding.
         pad_to: P and C; None is the longest prompt and completion, at least 1.
     """
@@ -173,6 +183,7 @@ def to_rollouts(
         finish_reasons=np.array([_code(row) for row in rows], np.int32),
         weight_versions=np.array([row.weight_version for row in rows], np.int32),
         pad_token_id=pad_token_id,
+        **measured_arrays(rows, completion_mask, params),
     )
 
 

@@ -14,9 +14,11 @@ import numpy as np
 from jaxinfer.serving.requests.request import IN_FLIGHT_TOKEN
 from jaxinfer.serving.requests.result import (
     PROMPT_LOGPROBS,
+    SCORED,
     StepResult,
     TokenScores,
 )
+from jaxinfer.serving.requests.scores.scored_range import is_scored_plainly
 from jaxinfer.serving.scheduler.schedule import Schedule, ScheduledRow
 from jaxinfer.serving.slots.step_masks import StepConstraints
 
@@ -108,7 +110,6 @@ class FakeRunner:
         num_positions = schedule.num_steps * (schedule.num_drafts + 1)
         tokens = np.zeros((len(schedule.rows), num_positions), np.int32)
         drafts: list[list[tuple[int, int]]] = []
-        targets: list[list[int]] = []
         table: list[int] = []
         for i, row in enumerate(schedule.rows):
             table = row.request.blocks.table if row.num_fed else table  # a fork reads its leader's
@@ -118,7 +119,6 @@ class FakeRunner:
                 drafts.append(of_steps)
             else:
                 tokens[i, : schedule.num_steps] = list(self._run_row(row, schedule, table))
-            targets.append(self._targets(row))
         self._copy(self._pages, self._pages, schedule.block_copies)
         self.launches.append(schedule)
         self._step_masks.append(None)
@@ -126,11 +126,7 @@ class FakeRunner:
         ok = np.ones(tokens.shape, bool)
         for i, row in enumerate(schedule.rows):
             ok[i] = row.request.request_id not in self.poisoned
-        scored = [
-            None if r.request.params.prompt_logprobs is None else _scores(np.array(t, np.int32))
-            for r, t in zip(schedule.rows, targets, strict=True)
-        ]
-        readouts = {PROMPT_LOGPROBS: scored} if any(scored) else {}
+        readouts = _readouts(schedule.rows)
         return number, StepResult(_scores(tokens, ok), readouts, drafts or None)
 
     def sample(self, step: Any, constraints: StepConstraints) -> Any:
@@ -288,13 +284,6 @@ class FakeRunner:
                 if a * self.block_size + i in source:
                     target[b * self.block_size + i] = source[a * self.block_size + i]
 
-    def _targets(self, row: ScheduledRow) -> list[int]:
-        stop = row.start + row.num_fed
-        if row.request.params.prompt_logprobs is None:
-            return [0] * row.num_fed
-        following = row.request.prompt_token_ids[row.start + 1 : stop + 1]
-        return following + [0] * (row.num_fed - len(following))
-
 
 class _BrokenPromise(BaseException):
     """The engine broke a promise to its runner; no Exception, from which it would recover."""
@@ -319,6 +308,21 @@ def _slot(row: ScheduledRow) -> int:
 def _holder(row: ScheduledRow) -> tuple[int, int]:
     """What changes when a slot gets a new holder, or the same one anew."""
     return id(row.request), row.request.blocks.num_admissions
+
+
+def _readouts(rows: Sequence[ScheduledRow]) -> dict[str, list[TokenScores | None]]:
+    """The scores of given tokens, as the real runner's readouts have them."""
+    found: dict[str, list[TokenScores | None]] = {}
+    for i, row in enumerate(rows):
+        request, stop = row.request, row.start + row.num_fed
+        fed = range(max(row.start, request.scored.start), min(stop, request.scored.stop))
+        if not fed:
+            continue
+        name, targets = SCORED, request.tokens(fed.start + 1, fed.stop + 1)
+        if is_scored_plainly(request.params):
+            name, targets = PROMPT_LOGPROBS, targets + [0] * (row.num_fed - len(targets))
+        found.setdefault(name, [None] * len(rows))[i] = _scores(np.array(targets, np.int32))
+    return found
 
 
 def _scores(tokens: np.ndarray, ok: np.ndarray | None = None) -> TokenScores:

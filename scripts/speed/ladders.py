@@ -6,7 +6,7 @@ A size that is removed saves its programs; steps that took it are padded to the 
 import dataclasses
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, get_args
+from typing import Any, NamedTuple
 
 from jaxinfer.serving.programs.buckets import MOST_FULL_ROWS, Buckets
 from jaxinfer.serving.programs.kinds.kind import ProgramKey
@@ -15,7 +15,7 @@ from jaxinfer.serving.programs.kinds.sampled_decode import SampledDecodeKey
 from jaxinfer.serving.programs.kinds.sampler import SamplerKey
 from jaxinfer.serving.programs.layout import DecodeShape, PrefillShape
 from jaxinfer.serving.programs.program_set import all_programs
-from jaxinfer.serving.sampling.layout import SamplerMode
+from jaxinfer.serving.sampling.layout import AHEAD, SamplerMode
 
 
 class Size(NamedTuple):
@@ -169,7 +169,7 @@ def programs_of(buckets: Buckets, batch: StepBatch) -> tuple[ProgramKey, ...]:
 
 def _batches(buckets: Buckets) -> Iterator[StepBatch]:
     """Batches for which, together, any programs of steps are chosen."""
-    for rows, mode in itertools.product(range(1, buckets.rows[-1] + 1), get_args(SamplerMode)):
+    for rows, mode in itertools.product(range(1, buckets.rows[-1] + 1), AHEAD):
         if mode == "mixed" and rows <= MOST_FULL_ROWS:
             continue
         yield StepBatch(rows, mode)

@@ -30,6 +30,7 @@ _FIELDS = frozenset(
         *("prompt", "messages", "input", "max_tokens", "priority", "cache_salt", "timeout"),
         *("stop", "stop_token_ids", "allowed_token_ids", "logit_bias", "bad_words"),
         *("logprobs", "prompt_logprobs", "truncate_prompt_tokens", "thinking_token_budget"),
+        *("prompt_logprob_start", "forced_token_ids"),
     )
 )
 

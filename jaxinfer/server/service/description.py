@@ -17,6 +17,7 @@ from jaxinfer.model.text.tokenizer import Tokenizer
 from jaxinfer.sampling_params import SamplingParams
 from jaxinfer.server.service.limits import ServiceLimits
 from jaxinfer.serving.processes.requests import request_to_json
+from jaxinfer.serving.requests.exact_params import Exactness
 from jaxinfer.serving.requests.new_request import NewRequest, Prompt
 from jaxinfer.serving.requests.packed_ids import ID_BYTES, unpack_ids
 from jaxinfer.serving.requests.prompts import PromptReader
@@ -95,7 +96,11 @@ class EngineDescription:
     def prompt_reader(self, tokenizer: Tokenizer | None, model_config: ModelConfig) -> PromptReader:
         """A reader that checks prompts as the engine's process would."""
         return PromptReader(
-            tokenizer, model_config.vocab_size, self.max_model_len, self.max_logprobs
+            tokenizer,
+            model_config.vocab_size,
+            self.max_model_len,
+            self.max_logprobs,
+            Exactness(self.config.logprobs_mode),
         )
 
 

@@ -130,7 +130,7 @@ def _params_of_completions(params: SamplingParams) -> list[SamplingParams]:
     if params.n == 1:
         return [params]
     first = params.clone(n=1)
-    return [first] + [first.clone(prompt_logprobs=None)] * (params.n - 1)
+    return [first] + [first.clone(prompt_logprobs=None, prompt_logprob_start=0)] * (params.n - 1)
 
 
 def _completion(

@@ -44,6 +44,9 @@ LONGEST_SILENCE_S = 30.0
 
 _REOPEN_EVERY_S = 0.1
 _RETRY_AFTER_S = 5
+_NOT_SENT = (
+    "entropy, support and logprob_token_ids are not sent by a service's engine; use LLM or AsyncLLM"
+)
 
 
 class RemoteLLM:
@@ -182,6 +185,8 @@ class RemoteLLM:
             raise ValueError(f"expected one prompt, got {len(parts)}; make a call for each")
         (given,) = match_params(sampling_params, 1, self._description.default_params)
         params = self._checked(given)
+        if params.is_measured:
+            raise ValueError(_NOT_SENT)
         prefill_only = prefill_only or pooled
         only_pools = self._description.config.runner == "pooling"
         if only_pools and (not pooled or params.prompt_logprobs is not None):

@@ -142,9 +142,11 @@ class RemoteRequest:
         completion.weight_version = facts.weight_version
         if news.embedding:
             self._group.take_readout(POOLED, np.frombuffer(news.embedding, np.float32), 0)
-        if self._prompt_logprobs is not None:
-            for piece in news.prompt_scores:
-                self._prompt_logprobs.add(piece.start, unpack_scores(piece.scores))
+        for piece in news.prompt_scores:
+            scores = unpack_scores(piece.scores)
+            self._group.given.take_forced(scores, piece.start)
+            if self._prompt_logprobs is not None:
+                self._prompt_logprobs.add(piece.start, scores)
 
     def _extend(self, completion: Completion, row: Row, scores: Sequence[ReceivedScores]) -> None:
         request, news, token_ids = completion.request, row.news, row.token_ids

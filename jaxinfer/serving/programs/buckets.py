@@ -5,7 +5,7 @@ import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from jaxinfer.sampling_params import SamplingMode
+from jaxinfer.sampling_params import FULL, SamplingMode
 from jaxinfer.serving.programs.layout import DecodeShape, PrefillShape
 from jaxinfer.serving.programs.shared_prefixes import most_items
 from jaxinfer.serving.programs.speculative.drafter import Drafter
@@ -195,7 +195,7 @@ class Buckets:
         decode, prefill = set(self.rows), {rows for _, rows in self.prefill}
         if mode == "mixed":
             return sorted((decode | prefill) & set(self.mixed_rows))
-        return sorted((decode & set(self.full_rows) if mode == "full" else decode) | prefill)
+        return sorted((decode & set(self.full_rows) if mode in FULL else decode) | prefill)
 
 
 def at_least(sizes: Sequence[int], needed: int) -> int:

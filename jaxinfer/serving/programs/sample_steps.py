@@ -5,7 +5,7 @@ one int32 array, for a single copy (`result.py` splits it); floats are stored by
 """
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -20,6 +20,7 @@ from jaxinfer.serving.requests.result import NOT_FINITE, OK
 from jaxinfer.serving.sampling.layout import Column, SamplerMode, SamplingArrays, SlotState
 from jaxinfer.serving.sampling.logprobs import report_log_softmax
 from jaxinfer.serving.sampling.masks import with_masks
+from jaxinfer.serving.sampling.measures import Drawn, Measures, measure
 from jaxinfer.serving.sampling.sampler import StepOutput, merge, sample
 from jaxinfer.serving.sampling.slot_state import count_sampled, with_slot_state
 from jaxinfer.serving.sampling.vocab_axis import VocabAxis
@@ -77,6 +78,7 @@ def sample_full_step(
     rows: SampledRows,
     last_tokens: Int32[Array, " slots"],
     state: SlotState,
+    labels: Int32[Array, "B L"] | None = None,
     *,
     context: StepContext,
     mode: SamplerMode,
@@ -87,7 +89,8 @@ def sample_full_step(
         head: as in `sample_step`; so are `hidden`, `rows`, `context`.
         last_tokens: newest token of each slot; donated.
         state: the slots' state; donated.
-        mode: "full" or "mixed"; static.
+        labels: in mode "measured", token ids of each row whose log-probabilities it reports.
+        mode: "full", "mixed" or "measured"; static.
 
     Returns:
         The newest tokens, the slots' state with these tokens counted, and the results for the host.
@@ -97,7 +100,9 @@ def sample_full_step(
     if mode == "mixed":
         output = _sample_mixed(logits, slots, fed, arrays, state, context)
     else:
-        output = _sample(logits, fed, with_slot_state(arrays, state, slots), context, "full")
+        arrays_of_slots = with_slot_state(arrays, state, slots)
+        measured = None if labels is None else measuring(labels, context)
+        output = _sample(logits, fed, arrays_of_slots, context, mode, measure=measured)
     axis = VocabAxis(context.axis)
     counts = count_sampled(state.token_counts, slots, output.tokens, arrays.scalars, axis)
     last_tokens = last_tokens.at[slots].set(output.tokens, mode="drop")
@@ -237,6 +242,7 @@ def _sample(
     mode: SamplerMode,
     *,
     truncates: bool = True,
+    measure: Callable[[Drawn], Measures] | None = None,
 ) -> StepOutput:
     return sample(
         logits,
@@ -249,6 +255,18 @@ def _sample(
         last_token_ids=fed,
         logits_processor=context.logits_processor,
         sampler=context.sampler,
+        measure=measure,
+    )
+
+
+def measuring(labels: Int32[Array, "B L"], context: StepContext) -> Callable[[Drawn], Measures]:
+    """What measures rows as an engine reports them, with these labels."""
+    return functools.partial(
+        measure,
+        labels=labels,
+        count=context.num_logprobs,
+        logprobs_mode=context.logprobs_mode,
+        axis=VocabAxis(context.axis),
     )
 
 
@@ -262,4 +280,6 @@ def pack_output(output: StepOutput) -> jax.Array:
     columns = [output.tokens[:, None], output.status[:, None], bits(output.logprobs)[:, None]]
     if output.ranks is not None and output.top_logprobs is not None:
         columns += [output.ranks[:, None], output.top_ids, bits(output.top_logprobs)]
+    if output.measures is not None:
+        columns.append(output.measures.pack())
     return jnp.concatenate(columns, axis=1)

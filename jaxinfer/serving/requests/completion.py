@@ -5,10 +5,11 @@ from collections.abc import Sequence
 
 from jaxinfer.model.text.tokenizer import Tokenizer
 from jaxinfer.outputs import CompletionOutput, FinishReason
-from jaxinfer.serving.requests.completion_logprobs import Recording, start_recording
+from jaxinfer.serving.requests.completion_logprobs import NOT_MEASURED, Recording
 from jaxinfer.serving.requests.completion_text import CompletionText
 from jaxinfer.serving.requests.request import Request
 from jaxinfer.serving.requests.result import TokenScores
+from jaxinfer.serving.requests.scores.completion_measures import ForcedScores, start_recording
 
 
 class Completion:
@@ -19,16 +20,22 @@ class Completion:
     first ones, such a completion leaves them to its `Request` (`leave`).
     """
 
-    def __init__(self, index: int, request: Request, tokenizer: Tokenizer | None):
+    def __init__(
+        self,
+        index: int,
+        request: Request,
+        tokenizer: Tokenizer | None,
+        forced: ForcedScores | None = None,
+    ):
         self.index = index
         self.request = request
-        self.token_ids: list[int] = []
+        self.token_ids = list(request.output_token_ids)
         self.finish_reason: FinishReason | None = None
         self.stop_reason: int | str | None = None
         self.weight_version = 0
         self._logprobs: Recording | None = None
-        if request.params.logprobs is not None:
-            self._logprobs = start_recording(request.params.logprobs, tokenizer)
+        if request.params.is_reported:
+            self._logprobs = start_recording(request.params, tokenizer, forced)
         self._watches_stops = bool(request.params.stop)
         self._num_taken = 0
         self._is_broken = False
@@ -66,6 +73,11 @@ class Completion:
         self.token_ids, request.output_logprobs = request.output_token_ids, values
         return True
 
+    @property
+    def num_generated(self) -> int:
+        """How many of its tokens are not forced."""
+        return max(len(self.token_ids) - len(self.request.params.forced_token_ids or ()), 0)
+
     def finish(self, reason: FinishReason) -> None:
         """End the completion for a reason other than its tokens."""
         self.finish_reason = reason
@@ -85,10 +97,10 @@ class Completion:
             # Text that raised before must not raise again.
             with contextlib.suppress(Exception) if self._is_broken else contextlib.nullcontext():
                 text, pieces = self._text.take(delta=delta)
-        logprobs, total = None, None
+        logprobs, total, measured = None, None, NOT_MEASURED
         if self._logprobs is not None:
             logprobs = self._logprobs.since(start, self.token_ids)
-            total = self._logprobs.total
+            total, measured = self._logprobs.total, self._logprobs.measured(start)
         captured = None
         if (wanted := self.request.new.capture) is not None:
             fed = self.request.num_prompt_tokens + len(self.token_ids)
@@ -105,6 +117,8 @@ class Completion:
             weight_version=self.weight_version,
             pieces=pieces,
             captured=captured,
+            entropies=measured.entropies,
+            supports=measured.supports,
             num_reasoning_tokens=0 if self._text is None else self._text.num_reasoning_tokens,
         )
 

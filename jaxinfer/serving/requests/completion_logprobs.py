@@ -1,17 +1,43 @@
 """Records the log-probabilities of a completion step by step."""
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from jaxinfer.logprobs import ChosenLogprobs, Logprob, LogprobsAtPosition
+from jaxinfer.logprobs import ChosenLogprobs, Logprob, LogprobsAtPosition, Support
 from jaxinfer.model.text.tokenizer import Tokenizer
 from jaxinfer.serving.requests.result import TokenScores
 
 
+class Measured(NamedTuple):
+    """What was measured of a completion's tokens, an entry for each; None for what was not."""
+
+    entropies: list[float] | None = None
+    supports: list[Support] | None = None
+
+    def since(self, start: int) -> "Measured":
+        """The same from token `start` on."""
+        entropies, supports = self
+        return Measured(
+            None if entropies is None else entropies[start:],
+            None if supports is None else supports[start:],
+        )
+
+    def joined(self, behind: "Measured") -> "Measured":
+        """The same of tokens and of others behind them, of which the same was measured."""
+        return Measured(
+            None if self.entropies is None else self.entropies + (behind.entropies or []),
+            None if self.supports is None else self.supports + (behind.supports or []),
+        )
+
+
+NOT_MEASURED = Measured()
+"""Of requests that ask for log-probabilities at most."""
+
+
 class Recording(Protocol):
-    """The recorded log-probabilities of a completion's tokens."""
+    """The recorded log-probabilities of a completion's tokens, and what was measured of them."""
 
     def extend(self, scores: TokenScores, row: int, token_ids: Sequence[int]) -> None:
         """Add the log-probabilities of a step's row.
@@ -21,13 +47,17 @@ class Recording(Protocol):
         """
         ...
 
-    def since(self, start: int, token_ids: Sequence[int]) -> Sequence[LogprobsAtPosition]:
-        """The log-probabilities from token `start` on, in the caller's form."""
+    def since(self, start: int, token_ids: Sequence[int]) -> Sequence[LogprobsAtPosition] | None:
+        """The log-probabilities from token `start` on, in the caller's form; None if unknown."""
         ...
 
     @property
-    def total(self) -> float:
-        """The sum over the chosen tokens."""
+    def total(self) -> float | None:
+        """The sum over the chosen tokens; None if unknown."""
+        ...
+
+    def measured(self, start: int) -> Measured:
+        """What was measured from token `start` on."""
         ...
 
     def cut(self, length: int) -> None:
@@ -39,11 +69,18 @@ class Recording(Protocol):
         ...
 
 
-def start_recording(count: int | None, tokenizer: Tokenizer | None) -> Recording | None:
-    """A recording of the chosen and `count` likeliest tokens' values; None for no count."""
-    if count is None:
+def start_logprobs(
+    count: int | None, tokenizer: Tokenizer | None, labels: Sequence[int] | None = None
+) -> Recording | None:
+    """A recording of the chosen and `count` likeliest tokens' values, and of labels'.
+
+    None for no count and no labels.
+    """
+    if count is None and labels is None:
         return None
-    return _Likeliest(count, tokenizer) if count else _Chosen(tokenizer)
+    return (
+        _Likeliest(count or 0, tokenizer, labels or ()) if count or labels else _Chosen(tokenizer)
+    )
 
 
 class _Chosen:
@@ -80,22 +117,26 @@ class _Chosen:
         self._num_summed = min(length, self._num_summed)
         del self._values[length:], self._ranks[length:]
 
+    def measured(self, start: int) -> Measured:
+        return NOT_MEASURED
+
     def plain_values(self) -> list[float] | None:
         return None if any(self._ranks) else self._values
 
 
 class _Likeliest:
-    """The chosen and the likeliest tokens."""
+    """The chosen and the likeliest tokens, and given labels."""
 
-    def __init__(self, count: int, tokenizer: Tokenizer | None) -> None:
+    def __init__(self, count: int, tokenizer: Tokenizer | None, labels: Sequence[int]) -> None:
         self._count = count
+        self._labels = labels
         self._tokenizer = tokenizer
         self._entries: list[LogprobsAtPosition] = []
         self.total = 0.0
 
     def extend(self, scores: TokenScores, row: int, token_ids: Sequence[int]) -> None:
         entries = [
-            logprobs_at(scores, (row, i), self._count, self._tokenizer)
+            logprobs_at(scores, (row, i), self._count, self._tokenizer, self._labels)
             for i in range(len(token_ids))
         ]
         self._entries += entries
@@ -108,6 +149,9 @@ class _Likeliest:
         self.total -= _sum_of_chosen(self._entries[length:])
         del self._entries[length:]
 
+    def measured(self, start: int) -> Measured:
+        return NOT_MEASURED
+
     def plain_values(self) -> list[float] | None:
         return None
 
@@ -118,13 +162,18 @@ def _sum_of_chosen(entries: Sequence[LogprobsAtPosition]) -> float:
 
 
 def logprobs_at(
-    scores: TokenScores, place: tuple[int, ...], count: int, tokenizer: Tokenizer | None
+    scores: TokenScores,
+    place: tuple[int, ...],
+    count: int,
+    tokenizer: Tokenizer | None,
+    labels: Sequence[int] = (),
 ) -> LogprobsAtPosition:
-    """Log-probabilities of the chosen token and the `count` likeliest tokens.
+    """Log-probabilities of the chosen token, the `count` likeliest tokens, and labels.
 
     Args:
         scores: as read from a step; must have `logprobs`, and `top_ids` if `count` > 0.
         place: index of the position in the leading dimensions of `scores`.
+        labels: the request's `logprob_token_ids`.
 
     Raises:
         RuntimeError: the step did not compute the requested log-probabilities.
@@ -133,13 +182,18 @@ def logprobs_at(
     rank = None if scores.ranks is None else int(scores.ranks[place]) or None
     token_id = int(scores.tokens[place])
     entries = {token_id: _logprob(token_id, value, rank, tokenizer)}
-    if count == 0:
-        return entries
-    if scores.top_ids is None or scores.top_logprobs is None:
-        raise RuntimeError("likeliest tokens were asked for, but the step reported none")
-    top_ids, values = scores.top_ids[place].tolist(), scores.top_logprobs[place].tolist()
-    for i, (top_id, top_value) in enumerate(zip(top_ids[:count], values[:count], strict=True)):
-        entries.setdefault(top_id, _logprob(top_id, top_value, i + 1, tokenizer))
+    if count:
+        if scores.top_ids is None or scores.top_logprobs is None:
+            raise RuntimeError("likeliest tokens were asked for, but the step reported none")
+        top_ids, values = scores.top_ids[place].tolist(), scores.top_logprobs[place].tolist()
+        for i, (top_id, top_value) in enumerate(zip(top_ids[:count], values[:count], strict=True)):
+            entries.setdefault(top_id, _logprob(top_id, top_value, i + 1, tokenizer))
+    if labels:
+        if scores.measures is None:
+            raise RuntimeError("logprob_token_ids were given, but the step reported none of them")
+        values = scores.measures.labels[place].tolist()
+        for label, label_value in zip(labels, values, strict=False):  # padding comes after
+            entries.setdefault(label, _logprob(label, label_value, None, tokenizer))
     return entries
 
 

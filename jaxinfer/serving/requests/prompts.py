@@ -14,6 +14,7 @@ from jaxinfer.errors import PromptTooLongError
 from jaxinfer.model.text.thinking_tokens import NO_THINKING, thinking_tokens
 from jaxinfer.model.text.tokenizer import Tokenizer
 from jaxinfer.sampling_params import SamplingParams
+from jaxinfer.serving.requests.exact_params import RAW, Exactness
 from jaxinfer.serving.requests.new_request import Prompt
 from jaxinfer.serving.requests.packed_ids import pack_ids
 from jaxinfer.serving.requests.prompt_texts import check_bad_words, check_text
@@ -32,12 +33,14 @@ class PromptReader:
         vocab_size: V, width of the logits; ids must be below it.
         max_model_len: most tokens of prompt and output together.
         max_logprobs: most log-probabilities at a position.
+        exactness: which measures of tokens are exact.
     """
 
     tokenizer: Tokenizer | None
     vocab_size: int
     max_model_len: int
     max_logprobs: int = MAX_LOGPROBS
+    exactness: Exactness = RAW
 
     def read(self, prompts: Any, *, num_outputs: int = 1) -> list[Prompt]:
         """Check all prompts of a call.
@@ -142,10 +145,12 @@ class PromptReader:
 
         Raises:
             ValueError: a token id is outside the vocabulary, more log-probabilities are requested
-                than the engine reports, a field needs a tokenizer and there is none, or the model
-                does not think; names the field.
+                than the engine reports or than are exact, a field needs a tokenizer and there is
+                none, or the model does not think; names the field.
         """
         params.validate_for_vocab(self.vocab_size)
+        if params.is_measured or params.forced_token_ids:
+            self.exactness.check(params)
         if (params.truncate_prompt_tokens or 0) > self.max_model_len:
             raise ValueError(
                 f"truncate_prompt_tokens ({params.truncate_prompt_tokens}) exceeds max_model_len "

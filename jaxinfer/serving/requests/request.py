@@ -10,6 +10,7 @@ from jaxinfer.serving.constraints.constraint import Constraint
 from jaxinfer.serving.requests.draft_record import DraftRecord
 from jaxinfer.serving.requests.new_request import NewRequest
 from jaxinfer.serving.requests.packed_ids import ID_BYTES, pack_ids
+from jaxinfer.serving.requests.scores.scored_range import scored_range
 
 IN_FLIGHT_TOKEN = -1
 """Placeholder of a token that the device has sampled and the host has not read yet."""
@@ -117,7 +118,9 @@ class Request:
         params: this completion's sampling parameters: `new`'s, except that only the first
             completion has prompt log-probabilities.
         seed: the resolved seed of its random draws.
-        output_token_ids: generated tokens that the host has read.
+        scores_forced: whether it scores its forced tokens, if it has any.
+        scored: positions of given tokens whose next one is scored.
+        output_token_ids: forced tokens, then generated ones that the host has read.
         num_in_flight_tokens: tokens reserved by launched steps that the host has not read yet;
             fewer may be accepted.
         num_tokens: length of the sequence, tokens in flight included.
@@ -147,7 +150,9 @@ class Request:
     new: NewRequest
     params: SamplingParams
     seed: int = 0
+    scores_forced: bool = True
     prompt_token_ids: list[int] = field(init=False)
+    scored: range = field(default=range(0), init=False)
     status: RequestStatus = field(default=RequestStatus.WAITING, init=False)
     output_token_ids: list[int] = field(default_factory=list, init=False)
     num_in_flight_tokens: int = field(default=0, init=False)
@@ -169,9 +174,12 @@ class Request:
     output_logprobs: list[float] | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
-        """Begin with the prompt."""
+        """Begin with the prompt, and with forced tokens as if they had been drawn and read."""
         self.prompt_token_ids = self.new.prompt.token_ids
-        self.num_tokens = len(self.prompt_token_ids)
+        self.output_token_ids += self.params.forced_token_ids or ()
+        self.num_tokens = self.num_known_tokens
+        if self.params.has_given_scores:
+            self.scored = scored_range(self.params, self.num_prompt_tokens, self.scores_forced)
 
     @property
     def num_prompt_tokens(self) -> int:

@@ -4,14 +4,13 @@ from typing import Any
 
 import numpy as np
 
-from jaxinfer.logprobs import LogprobsAtPosition
 from jaxinfer.model.text.tokenizer import Tokenizer
 from jaxinfer.outputs import RequestMetrics, RequestOutput
 from jaxinfer.serving.requests.completion import Completion
-from jaxinfer.serving.requests.completion_logprobs import logprobs_at
 from jaxinfer.serving.requests.new_request import NewRequest
 from jaxinfer.serving.requests.request import Request
-from jaxinfer.serving.requests.result import POOLED, PROMPT_LOGPROBS, TokenScores
+from jaxinfer.serving.requests.result import POOLED, PROMPT_LOGPROBS, SCORED
+from jaxinfer.serving.requests.scores.given_scores import NOTHING_GIVEN, GivenScores
 from jaxinfer.serving.requests.token_times import TokenTimes
 
 _SEED_RANGE = 1 << 64
@@ -41,25 +40,24 @@ class RequestGroup:
         """The exception that it tells of."""
         self._tokenizer = tokenizer
         prompt, params = new.prompt, new.params
-        self._num_prompt_logprobs = params.prompt_logprobs
-        scored: list[LogprobsAtPosition | None] = [None] * len(prompt.token_ids)
-        self._prompt_logprobs = None if params.prompt_logprobs is None else scored
+        self.given = NOTHING_GIVEN
+        if params.has_given_scores:
+            self.given = GivenScores(len(prompt.token_ids), params, tokenizer)
+        """The scores of the prompt, and of forced tokens."""
         self._embedding: list[float] | None = None
         self._arrival_time = arrival_time
         self._finished_time: float | None = None
         self.times = TokenTimes()
         seed = params.seed if params.seed is not None else seed
-        # Only the first completion scores the prompt.
+        # Only the first completion scores what is given.
         unscored = params
         if params.prompt_logprobs is not None:
-            unscored = params.clone(prompt_logprobs=None)
+            unscored = params.clone(prompt_logprobs=None, prompt_logprob_start=0)
+        forced = self.given.forced
         self.completions = [
-            Completion(
-                i,
-                Request(f"{new.key}/{i}", new, unscored if i else params, signed_seed(seed + i)),
-                tokenizer,
-            )
+            Completion(i, Request(f"{new.key}/{i}", new, own, own_seed, i == 0), tokenizer, forced)
             for i in range(params.n)
+            for own, own_seed in [(unscored if i else params, signed_seed(seed + i))]
         ]
 
     @property
@@ -78,24 +76,13 @@ class RequestGroup:
         Returns:
             False if the value is not finite.
         """
-        takes = {PROMPT_LOGPROBS: self._score_prompt, POOLED: self._pool}
+        given = self.given
+        takes = {PROMPT_LOGPROBS: given.take_prompt, SCORED: given.take_scored, POOLED: self._pool}
         return takes[name](value, start)
 
     def _pool(self, vector: np.ndarray, start: int) -> bool:
         self._embedding = vector.tolist()
         return bool(np.isfinite(vector).all())
-
-    def _score_prompt(self, scores: TokenScores, start: int) -> bool:
-        if self._prompt_logprobs is None or self._num_prompt_logprobs is None:
-            return True
-        count = min(len(scores.tokens), len(self._prompt_logprobs) - 1 - start)
-        if not scores.ok[: max(count, 0)].all():
-            return False
-        for i in range(count):
-            self._prompt_logprobs[start + i + 1] = logprobs_at(
-                scores, (i,), self._num_prompt_logprobs, self._tokenizer
-            )
-        return True
 
     def error_output(self, reason: str, now: float) -> RequestOutput | None:
         """End the unfinished completions for an external fault; the last output, or None."""
@@ -121,7 +108,8 @@ class RequestGroup:
             prompt=self.new.prompt.text,
             prompt_token_ids=self.new.prompt.token_ids,
             outputs=outputs,
-            prompt_logprobs=self._prompt_logprobs,
+            prompt_logprobs=self.given.prompt_logprobs,
+            prompt_entropies=self.given.prompt_entropies,
             embedding=self._embedding,
             finished=finished,
             num_cached_tokens=requests[0].history.num_prefix_cached_tokens,
@@ -130,7 +118,7 @@ class RequestGroup:
                 self.times.first,
                 self.times.last,
                 self._finished_time,
-                sum(len(completion.token_ids) for completion in self.completions),
+                sum(completion.num_generated for completion in self.completions),
                 sum(request.history.num_preemptions for request in requests),
                 requests[0].history.scheduled_time,
                 sum(request.history.num_draft_tokens for request in requests),

@@ -1,12 +1,14 @@
 """The results of a step as NumPy arrays: views of the one array copied from the device."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-TOKEN, _STATUS, _LOGPROB, _RANK, _TOP = range(5)
+from jaxinfer.serving.requests.scores.token_measures import TokenMeasures
+
+TOKEN, _STATUS, _LOGPROB, _RANK, TOP = range(5)
 
 NOT_FINITE, OK, LEFT_VOCAB, NO_TOKEN, REJECTED, NOT_DRAFTED = range(6)
 """Statuses of a chosen token: logits with NaN or plus infinity; chosen; a custom sampler's choice
@@ -14,9 +16,9 @@ outside the vocabulary; every token masked, or minus infinity in the logits. Two
 a draft that was not accepted, and where nothing was drafted."""
 
 
-PROMPT_LOGPROBS, POOLED = "prompt_logprobs", "pooled"
-"""Names of readouts: `TokenScores` ``[num_fed]`` of a row's tokens as predictors of the next, and
-float32 ``[E]``, the final hidden state of a prompt's last token."""
+PROMPT_LOGPROBS, SCORED, POOLED = "prompt_logprobs", "scored_tokens", "pooled"
+"""Names of readouts: `TokenScores` ``[num_fed]`` of a row's tokens as predictors of the next, the
+same of some of them, with measures, and float32 ``[E]``, a prompt's last final hidden state."""
 
 
 @dataclass(frozen=True)
@@ -33,6 +35,7 @@ class TokenScores:
         top_logprobs: float32 ``[..., k]``; likewise.
         status: int32 ``[...]``: `NOT_FINITE`, `OK`, `LEFT_VOCAB` or `NO_TOKEN`; None if only `ok`
             is known.
+        measures: of steps that measure; else None.
     """
 
     tokens: np.ndarray
@@ -42,6 +45,7 @@ class TokenScores:
     top_ids: np.ndarray | None = None
     top_logprobs: np.ndarray | None = None
     status: np.ndarray | None = None
+    measures: TokenMeasures | None = None
 
 
 NO_SCORES = TokenScores(np.zeros((0, 0), np.int32), np.zeros((0, 0), np.bool_))
@@ -76,6 +80,7 @@ def unpack_step(
     readouts: Mapping[str, Sequence[Any]],
     *,
     num_rows: int,
+    unpack: Callable[[np.ndarray], TokenScores],
 ) -> StepResult:
     """What a step gave the host.
 
@@ -84,11 +89,12 @@ def unpack_step(
             ``[steps, positions, B, columns]``.
         readouts: as in the result.
         num_rows: rows of the schedule, at most B.
+        unpack: splits the columns.
     """
     if sampled.ndim == 4:
         return _unpack_drafts(sampled.transpose(2, 0, 1, 3)[:num_rows], readouts)
     by_row = sampled[:, None] if sampled.ndim == 2 else sampled.swapaxes(0, 1)
-    return StepResult(unpack_scores(by_row[:num_rows]), readouts)
+    return StepResult(unpack(by_row[:num_rows]), readouts)
 
 
 def _unpack_drafts(sampled: np.ndarray, readouts: Mapping[str, Sequence[Any]]) -> StepResult:
@@ -117,8 +123,8 @@ def unpack_scores(packed: np.ndarray) -> TokenScores:
     if columns > _LOGPROB:
         scores["logprobs"] = packed[..., _LOGPROB].view(np.float32)
     if columns > _RANK:
-        k = (columns - _TOP) // 2
+        k = (columns - TOP) // 2
         scores["ranks"] = packed[..., _RANK]
-        scores["top_ids"] = packed[..., _TOP : _TOP + k]
-        scores["top_logprobs"] = packed[..., _TOP + k :].view(np.float32)
+        scores["top_ids"] = packed[..., TOP : TOP + k]
+        scores["top_logprobs"] = packed[..., TOP + k :].view(np.float32)
     return TokenScores(**scores)

@@ -10,12 +10,22 @@ def set_limits(request: Request, max_model_len: int, eos_token_ids: AbstractSet[
     """Set the request's maximum length and its ending tokens; `eos_token_ids` unless ignored.
 
     Raises:
-        ValueError: if the prompt is empty or leaves no room for one output token.
+        ValueError: if the prompt is empty or leaves no room for one output token beside forced
+            ones, or is scored from a token on that it does not have.
     """
-    num_prompt = request.num_prompt_tokens
-    needed = num_prompt if request.new.prefill_only else num_prompt + 1
+    num_prompt, num_forced = request.num_prompt_tokens, len(request.output_token_ids)
+    needed = num_prompt if request.new.prefill_only else num_prompt + num_forced + 1
     if num_prompt == 0:
         raise ValueError(f"request {request.request_id!r}: prompt_token_ids must not be empty")
+    if request.params.prompt_logprob_start >= num_prompt > 0:
+        raise ValueError(
+            f"request {request.request_id!r}: prompt_logprob_start is "
+            f"{request.params.prompt_logprob_start}, but the prompt has {num_prompt} tokens"
+        )
+    if num_forced and request.new.prefill_only:
+        raise ValueError(
+            f"request {request.request_id!r}: forced_token_ids begin an answer, and it has none"
+        )
     if needed > max_model_len:
         raise ValueError(
             f"request {request.request_id!r}: the prompt has {num_prompt} tokens and needs room "

@@ -10,7 +10,7 @@ from jaxinfer.outputs import FinishReason
 from jaxinfer.serving.requests.new_request import NewRequest
 from jaxinfer.serving.requests.request import Request
 from jaxinfer.serving.requests.request_group import signed_seed
-from jaxinfer.serving.requests.result import POOLED, PROMPT_LOGPROBS, TokenScores
+from jaxinfer.serving.requests.result import POOLED, SCORED, TokenScores
 from jaxinfer.serving.requests.token_times import TokenTimes
 
 
@@ -57,8 +57,8 @@ class TokenOutput:
         scores: log-probabilities of these tokens, an item for each step; empty without
             `logprobs`.
         facts: None if they are as in the output before.
-        prompt_scores: log-probabilities of prompt tokens: for each chunk the position of its first
-            token and a slice; entry i scores the token after position ``start + i``.
+        prompt_scores: log-probabilities of given tokens, a prompt's and forced ones: for each chunk
+            a position and a slice; entry i scores the token after position ``start + i``.
         finish_reason: as of `CompletionOutput`; None while it runs.
         stop_reason: the stop token that ended it.
         error: the cause, when `finish_reason` is "error".
@@ -151,10 +151,14 @@ class TokenGroup:
         if name == POOLED:
             self._embedding = value
             return bool(np.isfinite(value).all())
-        scores: TokenScores = {PROMPT_LOGPROBS: value}[name]
+        scores: TokenScores = value
         request = self.completions[0].request
-        num_top = request.params.prompt_logprobs
-        count = min(len(scores.tokens), request.num_prompt_tokens - 1 - start)
+        params, num_top = request.params, request.params.prompt_logprobs
+        if name == SCORED:
+            start, count = max(start, request.scored.start), len(scores.tokens)
+            num_top = max(params.prompt_logprobs or 0, params.logprobs or 0)
+        else:
+            count = min(len(scores.tokens), request.num_prompt_tokens - 1 - start)
         if num_top is None or count <= 0:
             return True
         if not scores.ok[:count].all():

@@ -27,6 +27,7 @@ class Batch:
         counts: known tokens to count in slots before.
         readouts: what rows want beside tokens, each with the array that it reads on the device.
         draft_writes: tokens to tell the device of before, for drafts.
+        labels: of rows of mode "measured": of `MORE_INPUTS`.
     """
 
     shape: PrefillShape | DecodeShape
@@ -38,6 +39,7 @@ class Batch:
     counts: Sequence[CountsUpdate] = ()
     readouts: Mapping[Readout, np.ndarray | None] = field(default_factory=dict)
     draft_writes: Sequence[DraftWrite] = ()
+    labels: Sequence[np.ndarray] = ()
 
     @property
     def programs(self) -> list[ProgramKey]:

@@ -19,6 +19,7 @@ from jaxinfer.serving.runner.shared_rows import SharedRows
 from jaxinfer.serving.runner.slot_edits import SlotEdits
 from jaxinfer.serving.sampling.layout import MODES, Column
 from jaxinfer.serving.scheduler.schedule import Schedule, ScheduledRow
+from jaxinfer.serving.slots.mode_inputs import MORE_INPUTS
 from jaxinfer.serving.slots.row_sampling import RowSampling
 from jaxinfer.serving.slots.slot_mirror import SlotMirror
 from jaxinfer.serving.slots.step_rows import StepRows
@@ -90,8 +91,9 @@ class BatchBuilder:
         shape = batch.shape
         sampling = shape.sampling(shape.arrays(batch.packed))
         self._write_scalars(sampling.scalars, sample_slots, context)
-        if batch.mode == "mixed":
-            _fill_up(sampling.special, special, shape.rows)
+        if (more := MORE_INPUTS.get(batch.mode)) is not None:
+            labels = more(shape.rows, sampling.special, special, rows)
+            batch = dataclasses.replace(batch, labels=labels)
         if self._mirror.new_holders:
             edits, counts = self.slot_edits.of_new_holders()
             batch = dataclasses.replace(batch, edits=edits, counts=counts)
@@ -155,9 +157,3 @@ class BatchBuilder:
         scalars[:count] = self._mirror.scalars[sample_slots]
         scalars[count:] = self._mirror.scalars[self._padding_slot]
         scalars[:count, Column.POSITION] = context
-
-
-def _fill_up(into: np.ndarray, special: np.ndarray, num_rows: int) -> None:
-    """Fill `SamplingArrays.special` with the places of special rows."""
-    into[:] = num_rows
-    into[: len(special)] = special

@@ -11,6 +11,7 @@ from jaxinfer.serving.programs.resident import StepOutputs
 from jaxinfer.serving.requests.result import OK
 from jaxinfer.serving.runner.batch import Batch
 from jaxinfer.serving.runner.readouts.readout import Readout
+from jaxinfer.serving.sampling.layout import SamplerMode
 from jaxinfer.serving.scheduler.schedule import Schedule, ScheduledRow
 
 
@@ -34,12 +35,14 @@ class InFlightStep(NamedTuple):
             ``[steps, positions, B, columns]`` of steps with drafts, in pinned host memory once the
             device is done. Where nothing samples, the last array of the step.
         samples: whether tokens were sampled.
+        mode: of the sampler.
     """
 
     sampled: jax.Array
     readouts: Mapping[Readout, jax.Array]
     rows: Sequence[ScheduledRow]
     samples: bool = True
+    mode: SamplerMode = "temperature"
 
 
 def unsampled(step: InFlightStep) -> np.ndarray:

@@ -18,6 +18,7 @@ from jaxinfer.serving.programs.kinds.kind import ProgramKey
 from jaxinfer.serving.programs.kinds.speculative_decode import draft_sizes
 from jaxinfer.serving.programs.resident import Resident
 from jaxinfer.serving.requests.result import StepResult, unpack_step
+from jaxinfer.serving.requests.scores.unpack import UNPACK
 from jaxinfer.serving.runner import kv_cache
 from jaxinfer.serving.runner.ahead_of_time import compile_ahead
 from jaxinfer.serving.runner.batch_builder import BatchBuilder
@@ -237,7 +238,7 @@ class Runner:
             readout.name: readout.unpack(np.asarray(values), read.rows)
             for readout, values in read.readouts.items()
         }
-        return unpack_step(sampled, readouts, num_rows=len(read.rows))
+        return unpack_step(sampled, readouts, num_rows=len(read.rows), unpack=UNPACK[read.mode])
 
     def reset_cache(self) -> None:
         """Allocate the pages anew, after a step that raised has destroyed the donated ones.

@@ -107,7 +107,7 @@ class StepLauncher:
     def _sample(self, step: UnsampledStep) -> InFlightStep:
         schedule, batch, outputs = step
         if batch.draw is not None:
-            outputs = self._run(batch.draw, outputs, None)
+            outputs = self._run(batch.draw, outputs, batch.labels)
         sampled = outputs.newest
         self._inputs.read_by(sampled)  # small arrays kept on a device would move others
         readouts = {
@@ -118,7 +118,7 @@ class StepLauncher:
             self.await_if_emulated(values)
             values.copy_to_host_async()
         samples = outputs.sampled is not None
-        return InFlightStep(sampled, readouts, schedule.rows, samples=samples)
+        return InFlightStep(sampled, readouts, schedule.rows, samples=samples, mode=batch.mode)
 
     def _run(self, key: ProgramKey, before: StepOutputs, given: Any) -> StepOutputs:
         self.resident, outputs = step_kind_of(key).run(

@@ -5,14 +5,17 @@ from typing import Any, Literal, NamedTuple
 
 from jaxinfer.sampling_params import SamplingMode
 
-SamplerMode = Literal["temperature", "truncate", "mixed", "full"]
+SamplerMode = Literal["temperature", "truncate", "mixed", "full", "measured"]
 """A sampler's mode: one for all of its rows, or "mixed": "full" for a few of them, without
 `top_k` and `top_p`, and "temperature" for the others."""
 
-WITH_SLOTS: tuple[SamplerMode, ...] = ("full", "mixed")
+WITH_SLOTS: tuple[SamplerMode, ...] = ("full", "mixed", "measured")
 """Modes whose programs take `SlotState`."""
 
-MODES: tuple[SamplingMode, ...] = ("temperature", "truncate", "full")
+AHEAD: tuple[SamplerMode, ...] = ("temperature", "truncate", "mixed", "full")
+"""Modes whose programs are compiled before the first request; others are at their first use."""
+
+MODES: tuple[SamplingMode, ...] = ("temperature", "truncate", "full", "measured")
 """Sampling modes from cheapest to most expensive; each also serves rows of the modes before it."""
 
 EDIT_WIDTH = 640

@@ -1,5 +1,6 @@
 """The sampler: from logits to tokens on the device, in one of three static modes for a batch."""
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -8,6 +9,7 @@ from jaxtyping import Array, Float, Int
 
 from jaxinfer.config import MAX_LOGPROBS, LogprobsMode
 from jaxinfer.kernels.collectives.tensor_axis import MeshAxes
+from jaxinfer.sampling_params import FULL
 from jaxinfer.serving.requests.result import LEFT_VOCAB, NO_TOKEN, NOT_FINITE, OK
 from jaxinfer.serving.sampling.custom import (
     CustomSampler,
@@ -25,6 +27,7 @@ from jaxinfer.serving.sampling.layout import (
 )
 from jaxinfer.serving.sampling.logprobs import largest_logit, ranks, report_log_softmax, top_tokens
 from jaxinfer.serving.sampling.masks import mask_logits
+from jaxinfer.serving.sampling.measures import Drawn, Measures
 from jaxinfer.serving.sampling.rows import RowParameters, row_keys, unpack_rows
 from jaxinfer.serving.sampling.truncation import truncate
 from jaxinfer.serving.sampling.vocab_axis import VocabAxis
@@ -65,6 +68,7 @@ class StepOutput(NamedTuple):
             minus infinity; raw ones of an `OK` row are finite, unless the model's logits are minus
             infinity themselves. Only in mode "full".
         ranks: int32 `[B]`, 1 for the likeliest token; only in mode "full".
+        measures: only where they are asked for.
     """
 
     tokens: jax.Array
@@ -73,6 +77,7 @@ class StepOutput(NamedTuple):
     top_ids: jax.Array | None = None
     top_logprobs: jax.Array | None = None
     ranks: jax.Array | None = None
+    measures: Measures | None = None
 
 
 def sample(
@@ -87,6 +92,7 @@ def sample(
     last_token_ids: jax.Array | None = None,
     logits_processor: LogitsProcessor | None = None,
     sampler: CustomSampler | None = None,
+    measure: Callable[[Drawn], Measures] | None = None,
 ) -> StepOutput:
     """Choose one token a row.
 
@@ -110,11 +116,12 @@ def sample(
             vocabulary it gets gathered, full logits.
         sampler: Replaces temperature, truncation and draw, in every mode; also gets full logits.
             The log-probabilities are then taken before truncation, at the row's temperature.
+        measure: Measures the rows beside, in mode "measured"; static.
     """
     vocab_axis = VocabAxis(axis)
     rows = unpack_rows(arrays.scalars)
     raw, raw_largest, raw_sane = logits, None, None
-    edits = arrays.edits if mode == "full" else None
+    edits = arrays.edits if mode in FULL else None
     if edits is not None:
         # A logits processor may hide a NaN of these, which are reported.
         _, raw_largest, sane = largest_logit(logits, vocab_axis)
@@ -144,17 +151,20 @@ def sample(
         tokens = jnp.where(status == OK, tokens, best)
         total = vocab_axis.sum(_weigh(logits, distribution, vocab_axis).sum(1))
     else:
-        if mode == "truncate" or (mode == "full" and truncates):
+        if mode == "truncate" or (mode in FULL and truncates):
             distribution = truncate(logits, rows, distribution, vocab_axis)
         tokens, total = _draw(logits, rows, best, distribution, vocab_axis)
+    measures = None
+    if measure is not None:
+        measures = measure(Drawn(raw, logits, rows, best, distribution))
     if raw_largest is not None and logprobs_mode != "processed_logprobs":
-        if logprobs_mode == "temperature_logprobs":
-            scale = distribution.inverse_temperature
-            raw, raw_largest = raw * scale[:, None], raw_largest * scale
-        total = vocab_axis.sum(jnp.exp(raw - raw_largest[:, None]).sum(1))
-        report = report_log_softmax(raw, tokens, raw_largest, total, max_logprobs, vocab_axis)
-        return StepOutput(tokens, status, *report)
-    return _report(logits, tokens, total, status, distribution, mode, max_logprobs, vocab_axis)
+        settings = logprobs_mode, max_logprobs, vocab_axis
+        output = report_raw(raw, raw_largest, tokens, status, distribution, *settings)
+    else:
+        output = report_drawn(
+            logits, tokens, total, status, distribution, mode, max_logprobs, vocab_axis
+        )
+    return output._replace(measures=measures)
 
 
 def merge(plain: StepOutput, full: StepOutput, special: Int[Array, "K"]) -> StepOutput:
@@ -177,12 +187,19 @@ def merge(plain: StepOutput, full: StepOutput, special: Int[Array, "K"]) -> Step
         is_special = jnp.expand_dims(place < count, range(1, new.ndim))
         return jnp.where(is_special, jnp.take(new, place, axis=0, mode="clip"), old)
 
-    reports = list(zip(full, plain, strict=True))[3:]
+    reports = [
+        (full.top_ids, plain.top_ids),
+        (full.top_logprobs, plain.top_logprobs),
+        (full.ranks, plain.ranks),
+    ]
+    top_ids, top_logprobs, ranks = [None if new is None else put(new, old) for new, old in reports]
     return StepOutput(
         put(full.tokens, plain.tokens),
         put(full.status, plain.status),
         put(full.logprobs, plain.logprobs),
-        *[None if new is None else put(new, old) for new, old in reports],
+        top_ids,
+        top_logprobs,
+        ranks,
     )
 
 
@@ -208,7 +225,7 @@ def _draw(
     return jnp.where(rows.greedy | ~(chosen > 0), best, drawn), total
 
 
-def _report(
+def report_drawn(
     logits: jax.Array,
     tokens: jax.Array,
     total: jax.Array,
@@ -218,7 +235,8 @@ def _report(
     max_logprobs: int,
     axis: VocabAxis,
 ) -> StepOutput:
-    if mode != "full":
+    """Report tokens in the distribution that is drawn from, of weights that add up to `total`."""
+    if mode not in FULL:
         chosen = axis.take(logits, tokens[:, None])
         logprobs = log_weights(chosen, tokens[:, None], distribution) - jnp.log(total)[:, None]
         return StepOutput(tokens, status, logprobs[:, 0])
@@ -229,3 +247,22 @@ def _report(
     logprobs = log_weights(values, ids, distribution) - jnp.log(total)[:, None]
     rank = ranks(logits, values[:, 0], axis)
     return StepOutput(tokens, status, logprobs[:, 0], top_ids, logprobs[:, 1:], rank)
+
+
+def report_raw(
+    raw: jax.Array,
+    largest: jax.Array,
+    tokens: jax.Array,
+    status: jax.Array,
+    distribution: RowDistribution,
+    logprobs_mode: LogprobsMode,
+    max_logprobs: int,
+    axis: VocabAxis,
+) -> StepOutput:
+    """Report tokens in the model's own distribution, or in that at the rows' temperature."""
+    if logprobs_mode == "temperature_logprobs":
+        scale = distribution.inverse_temperature
+        raw, largest = raw * scale[:, None], largest * scale
+    total = axis.sum(jnp.exp(raw - largest[:, None]).sum(1))
+    report = report_log_softmax(raw, tokens, largest, total, max_logprobs, axis)
+    return StepOutput(tokens, status, *report)

@@ -113,8 +113,8 @@ class BlockPool:
     def find_prefix(self, request: Request) -> list[int]:
         """Cached blocks with the request's leading tokens; always leaves a token to compute.
 
-        They are not held yet: see `share`. A request that wants its prompt's log-probabilities
-        finds nothing, because every position of its prompt must be computed.
+        They are not held yet: see `share`. Where given tokens are scored, it finds nothing from the
+        first that predicts one on, because these positions must be computed.
         """
         self.index.settle_for(request)
         return self._look_up(request)
@@ -197,6 +197,9 @@ class BlockPool:
 
     def _look_up(self, request: Request) -> list[int]:
         """Cached blocks with the request's leading tokens, if it may use any."""
-        if not self.enable_prefix_caching or request.params.prompt_logprobs is not None:
-            return self.index.find(request, 0)
-        return self.index.find(request, (request.num_known_tokens - 1) // self.block_size)
+        num_usable = request.num_known_tokens - 1
+        if not self.enable_prefix_caching:
+            num_usable = 0
+        elif request.scored:
+            num_usable = min(num_usable, request.scored.start)
+        return self.index.find(request, num_usable // self.block_size)

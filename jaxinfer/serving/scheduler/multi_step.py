@@ -2,6 +2,7 @@
 
 from typing import NamedTuple
 
+from jaxinfer.sampling_params import FULL
 from jaxinfer.serving.requests.request import Request
 from jaxinfer.serving.scheduler.request_queues import RequestQueues
 from jaxinfer.serving.scheduler.rows import advance, extend_table, num_missing_blocks
@@ -63,5 +64,5 @@ def _is_plain_decode(request: Request) -> bool:
 
     And nothing of that lies in its slot; so log-probabilities of likeliest tokens are out, too.
     """
-    is_plain = request.constraint is None and request.params.sampling_mode("none") != "full"
+    is_plain = request.constraint is None and request.params.sampling_mode("none") not in FULL
     return is_plain and request.decodes_on_device

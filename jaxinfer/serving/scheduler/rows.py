@@ -30,6 +30,7 @@ def start_with(request: Request, num_cached_tokens: int) -> None:
     """Count a waiting request's tokens that are in its blocks already."""
     request.num_cached_tokens = num_cached_tokens
     if request.blocks.num_admissions == 0:
+        num_cached_tokens = min(num_cached_tokens, request.num_prompt_tokens)
         request.history.num_prefix_cached_tokens = num_cached_tokens
 
 

@@ -4,7 +4,7 @@ import operator
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from jaxinfer.sampling_params import FreeLogprobs
+from jaxinfer.sampling_params import FULL, FreeLogprobs
 from jaxinfer.serving.requests.draft_record import DraftCounts, DraftRecord
 from jaxinfer.serving.requests.request import Request, RequestStatus
 from jaxinfer.serving.scheduler.request_queues import RequestQueues
@@ -109,7 +109,7 @@ class SpeculativePlanner:
         nothing is drafted: penalties would have to be counted between one draft and the next.
         """
         mode = request.params.sampling_mode(self._free_logprobs)
-        has_none = mode == "full" or request.constraint is not None or request.new.prefill_only
+        has_none = mode in FULL or request.constraint is not None or request.new.prefill_only
         return DraftRecord(is_possible=not has_none)
 
     def _num_steps(self, requests: Sequence[Request], size: DraftSize) -> int:

@@ -45,6 +45,7 @@ from jaxinfer.serving.processes.group import ProcessGroup, meet
 from jaxinfer.serving.recording.expert_use import ExpertUse
 from jaxinfer.serving.replicas.meshes import split_mesh
 from jaxinfer.serving.replicas.started_replica import StartedReplica
+from jaxinfer.serving.requests.exact_params import Exactness
 from jaxinfer.serving.requests.prompts import PromptReader
 from jaxinfer.serving.runner.device_params import given_dtype
 from jaxinfer.serving.runner.experts.placed_experts import PlacedExperts
@@ -239,6 +240,11 @@ def _load(config: EngineConfig, source: ModelSource, group: ProcessGroup | None)
             model_config.vocab_size,
             runner.max_model_len,
             config.count_logprobs(model_config.vocab_size),
+            Exactness(
+                config.logprobs_mode,
+                source.logits_processor is not None,
+                source.sampler is not None,
+            ),
         ),
         model_config,
         tokenizer,

@@ -197,6 +197,36 @@ def test_prompt_logprobs_by_token_id(client, engine):
     assert [str(i) in e for i, e in zip(ids[1:], choice["prompt_logprobs"][1:], strict=True)]
 
 
+def test_a_prompt_is_scored_from_a_token_on(client, engine):
+    ids = engine.tokenizer.encode(STORY)
+    (whole,) = complete(client, ids, prompt_logprobs=1)["choices"]
+    (choice,) = complete(client, ids, prompt_logprobs=1, prompt_logprob_start=2)["choices"]
+    assert choice["prompt_logprobs"][:2] == [None, None]
+    for ours, theirs in zip(
+        choice["prompt_logprobs"][2:], whole["prompt_logprobs"][2:], strict=True
+    ):
+        assert {k: v["rank"] for k, v in ours.items()} == {k: v["rank"] for k, v in theirs.items()}
+    refused = client.post(
+        "/v1/completions", {**GREEDY, "prompt": ids, "prompt_logprob_start": 2, "stream": False}
+    )
+    assert refused.status_code == 400
+    assert "prompt_logprob_start" in refused.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("n", [1, 2])
+def test_an_answer_begins_with_the_tokens_that_it_is_forced_to(client, n):
+    fields = {"logprobs": 1, "return_token_ids": True}
+    (drawn,) = complete(client, STORY, **fields)["choices"]
+    forced = drawn["token_ids"][:3]
+    answer = complete(client, STORY, n=n, forced_token_ids=forced, **fields)
+    for choice in answer["choices"]:
+        assert (choice["text"], choice["token_ids"]) == (drawn["text"], drawn["token_ids"])
+        values, expected = (c["logprobs"]["token_logprobs"] for c in (choice, drawn))
+        assert values == pytest.approx(expected, abs=1e-4)
+    events = stream(client, STORY, forced_token_ids=forced)
+    assert texts_of(events)[0] == drawn["text"]
+
+
 def test_a_client_request_id_is_returned_and_is_no_key(client):
     fields = {"headers": {"X-Request-Id": "mine"}}
     first, second = (

@@ -60,6 +60,16 @@ def seen(output):
 
 
 any_text = st.sampled_from(["e", "th", " a", "er", "\n", "ö", "fox"])
+
+
+def possible(fields):
+    """Without what contradicts the rest."""
+    if fields["prompt_logprobs"] is None:
+        fields["prompt_logprob_start"] = 0
+    fields["forced_token_ids"] = fields["forced_token_ids"][: fields["max_tokens"] - 1]
+    return fields
+
+
 any_params = st.builds(
     dict,
     n=st.integers(1, 3),
@@ -70,9 +80,11 @@ any_params = st.builds(
     min_tokens=st.integers(0, 1),
     logprobs=st.sampled_from([None, 0, 1, 4]),
     prompt_logprobs=st.sampled_from([None, 0, 2]),
+    prompt_logprob_start=st.integers(0, 1),  # a prompt has two tokens
+    forced_token_ids=st.lists(st.integers(20, 60), max_size=3),
     ignore_eos=st.booleans(),
     stop_token_ids=st.lists(st.integers(0, 60), max_size=4),
-)
+).map(possible)
 
 
 @settings(max_examples=15, deadline=None)
@@ -593,3 +605,13 @@ def test_prompts_of_one_call_have_their_parameters_checked_and_sent_once(monkeyp
     ]
     for i, answer in enumerate(answers):
         assert seen(answer) == seen(answer_here([1, i + 2], other if i == 5 else params))
+
+
+@pytest.mark.parametrize("wanted", [{"entropy": True}, {"support": 1}, {"logprob_token_ids": [5]}])
+def test_measures_that_are_not_sent_are_refused(wanted):
+    async def main():
+        async with ToyService().connected() as llm:
+            await collect(llm, [1, 2, 3], GREEDY.clone(**wanted))
+
+    with pytest.raises(ValueError, match="are not sent by a service's engine; use LLM or AsyncLLM"):
+        run(main())

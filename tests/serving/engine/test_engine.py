@@ -327,6 +327,23 @@ def test_prompt_logprobs_cover_every_prompt_token_but_the_first(budget):
     assert outputs["before"].prompt_logprobs is None
 
 
+@pytest.mark.parametrize("budget", [8, 64])
+@pytest.mark.parametrize("n", [1, 3])
+def test_forced_tokens_are_scored_and_gone_on_from(budget, n):
+    setup = Setup(max_num_batched_tokens=budget)
+    prompt, forced = list(range(20)), list(range(40, 60))
+    setup.add("other", prompt)
+    params = {"forced_token_ids": forced, "prompt_logprobs": 0, "prompt_logprob_start": 15}
+    setup.add("a", prompt, n=n, logprobs=0, max_tokens=24, **params)
+    outputs = {output.request_id: output for output in setup.run()}
+    for completion in outputs["a"].outputs:
+        assert completion.token_ids == forced + continuation(prompt + forced, 4, VOCAB)
+        expected = [-token_id / 100 for token_id in completion.token_ids]
+        assert completion.logprobs.values == pytest.approx(expected)
+    scored = [entry and list(entry) for entry in outputs["a"].prompt_logprobs]
+    assert scored == [None] * 15 + [[token] for token in range(15, 20)]
+
+
 @pytest.mark.parametrize("budget", [8, 32, 128])
 @pytest.mark.parametrize("n", [2, 5])
 def test_samples_of_a_prompt_leave_its_scores_alone(budget, n):

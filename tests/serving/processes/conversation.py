@@ -119,6 +119,7 @@ def ask(llm: LLM, others: Any) -> dict[str, Any]:
     found: dict[str, Any] = {
         "greedy": tokens(llm.generate(PROMPTS, GREEDY, use_tqdm=False)),
         "sampled": tokens(llm.generate(PROMPTS, SAMPLED, use_tqdm=False)),
+        "measured": measured(llm),
         "seeded": tokens(llm.generate(PROMPTS[0], SAMPLED.clone(seed=7), use_tqdm=False)),
         "crowded": tokens(llm.generate(CROWD, GREEDY.clone(max_tokens=16), use_tqdm=False)),
         "preemptions": llm._loaded.replicas[0].scheduler.num_preemptions,
@@ -162,6 +163,20 @@ def cached_tokens(llm: LLM, prompt: list[int]) -> list[Any]:
             llm.reset_prefix_cache()
         (output,) = llm.generate([prompt], GREEDY, use_tqdm=False)
         found.append([output.num_cached_tokens, list(output.outputs[0].token_ids)])
+    return found
+
+
+def measured(llm: LLM) -> list[Any]:
+    """What is measured of answers that begin with given tokens, to a few digits."""
+    wanted = {"logprobs": 0, "entropy": True, "support": 2, "logprob_token_ids": [5]}
+    params = GREEDY.clone(temperature=0.7, top_k=3, seed=1, forced_token_ids=[7, 8], **wanted)
+    found: list[Any] = []
+    for output in llm.generate(PROMPTS, params, use_tqdm=False):
+        (answer,) = output.outputs
+        values = [entry[5].logprob for entry in answer.logprobs or ()]
+        floats = [round(value, 2) for value in (*values, *(answer.entropies or ()))]
+        ids = [list(support.token_ids) for support in answer.supports or ()]
+        found.append([list(answer.token_ids), floats, ids])
     return found
 
 

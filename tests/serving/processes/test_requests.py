@@ -35,6 +35,11 @@ PARAMS = {
     "max_tokens": st.none() | st.integers(3, 2**31 - 1),
     "logprobs": st.integers(-1, 20),
     "prompt_logprobs": st.integers(-1, 20),
+    "prompt_logprob_start": st.integers(0, 9),
+    "logprob_token_ids": IDS,
+    "forced_token_ids": IDS.map(lambda ids: ids[:2]),
+    "entropy": st.booleans(),
+    "support": st.integers(0, 20),
     "truncate_prompt_tokens": st.integers(1, 9),
     "logit_bias": st.dictionaries(st.integers(0, 9), st.floats(-100, 100), max_size=3),
     "allowed_token_ids": IDS,
@@ -55,6 +60,11 @@ def sampling_params(draw):
     given = draw(st.fixed_dictionaries({}, optional=PARAMS))
     assume(not given.get("stop") or given.get("detokenize", True))
     assume(not (given.get("min_tokens") and "structured_outputs" in given))
+    assume("prompt_logprobs" in given or not given.get("prompt_logprob_start"))
+    if given.get("forced_token_ids"):
+        for name in ("structured_outputs", "bad_words", "thinking_token_budget", "support"):
+            given.pop(name, None)
+        given["max_tokens"] = max(given.get("max_tokens") or 3, 3)
     return SamplingParams(**given)
 
 

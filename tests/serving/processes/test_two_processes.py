@@ -58,7 +58,16 @@ def together(model):
 @pytest.mark.parametrize(
     "call",
     [
-        *("greedy", "sampled", "seeded", "crowded", "stepped", "after all that", "cached"),
+        *(
+            "greedy",
+            "sampled",
+            "seeded",
+            "measured",
+            "crowded",
+            "stepped",
+            "after all that",
+            "cached",
+        ),
         "other weights",
     ],
 )

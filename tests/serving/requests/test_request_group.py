@@ -6,7 +6,7 @@ import pytest
 from jaxinfer.sampling_params import SamplingParams
 from jaxinfer.serving.requests.new_request import NewRequest, Prompt
 from jaxinfer.serving.requests.request_group import RequestGroup
-from jaxinfer.serving.requests.result import PROMPT_LOGPROBS, TokenScores
+from jaxinfer.serving.requests.result import PROMPT_LOGPROBS, SCORED, TokenScores
 
 
 def group(token_ids=(1, 2, 3), kind="final", **params):
@@ -81,3 +81,27 @@ def test_only_the_first_completion_scores_the_prompt_and_parameters_are_not_copi
     assert first is params
     assert second.prompt_logprobs is None
     assert second is third
+
+
+def test_forced_tokens_are_scored_for_all_completions_by_one_in_any_order():
+    made = group(n=2, forced_token_ids=[7, 8, 9], logprobs=0)
+    first, second = made.completions
+    assert first.request.scored == range(2, 5)
+    assert not second.request.scored
+    second.request.finish_reason = "stop"
+    second.extend([4], prompt_scores([[4]]), 0)
+    assert made.take_readout(SCORED, prompt_scores([8, 9]), 3)  # a chunk comes before another
+    assert made.take_readout(SCORED, prompt_scores([7, 8]), 0)
+    first.finish("abort")
+    outputs = made.output(1.0).outputs
+    assert [o.token_ids for o in outputs] == [[7, 8, 9], [7, 8, 9, 4]]
+    assert outputs[1].logprobs.values == [-7.0, -8.0, -9.0, -4.0]
+    assert outputs[1].cumulative_logprob == -28.0
+
+
+def test_without_their_scores_forced_tokens_are_all_there_is():
+    made = group(forced_token_ids=[7, 8], logprobs=0)
+    made.completions[0].finish("abort")
+    (output,) = made.output(1.0).outputs
+    assert (output.token_ids, output.logprobs, output.cumulative_logprob) == ([7, 8], None, None)
+    assert not made.take_readout(SCORED, prompt_scores([7, 8], ok=False), 0)

@@ -8,7 +8,7 @@ import jax
 import numpy as np
 from jax.sharding import PartitionSpec
 
-from jaxinfer.sampling_params import SamplingParams
+from jaxinfer.sampling_params import FULL, SamplingParams
 from jaxinfer.serving.constraints.constraint import TokenEdits
 from jaxinfer.serving.sampling import sampler
 from jaxinfer.serving.sampling.layout import (
@@ -121,7 +121,7 @@ def pack(rows: Sequence[Row], mode: str, *, batch_size: int, vocab_size: int) ->
     rows = [*rows, *[Row(nobody)] * (batch_size - len(rows))]
     scalars = np.stack([row.sampling.scalars for row in rows])
     scalars[:, Column.POSITION] = [len(row.prompt) + len(row.output) for row in rows]
-    if mode != "full":
+    if mode not in FULL:
         return SamplingArrays(scalars)
     edits = LogitEdits(
         np.full((batch_size, EDIT_WIDTH), -1, np.int32),
@@ -141,7 +141,7 @@ def pack(rows: Sequence[Row], mode: str, *, batch_size: int, vocab_size: int) ->
 def packed_specs(mode: str) -> SamplingArrays:
     """How `pack` is divided among devices that share the vocabulary."""
     whole, by_token = PartitionSpec(), PartitionSpec(None, "tensor")
-    if mode != "full":
+    if mode not in FULL:
         return SamplingArrays(whole)
     return SamplingArrays(whole, by_token, LogitEdits(whole, whole, whole, whole))
 

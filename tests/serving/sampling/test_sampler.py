@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jaxinfer.sampling_params import SamplingParams
+from jaxinfer.sampling_params import FULL, SamplingParams
 from jaxinfer.serving.requests.result import NO_TOKEN, NOT_FINITE, OK
 from jaxinfer.serving.sampling.layout import MODES
 from jaxinfer.serving.sampling.sampler import sample
@@ -133,7 +133,7 @@ def test_broken_rows_are_reported_and_leave_their_neighbours_alone(mode: str) ->
     bad = NOT_FINITE
     assert output.status.tolist() == [OK, bad, OK, bad, bad, OK, output.status[6], OK]
     # Of the model's own logits where these are looked at before the edits.
-    assert output.status[6] == (bad if mode == "full" else NO_TOKEN)
+    assert output.status[6] == (bad if mode in FULL else NO_TOKEN)
     assert ((output.tokens >= 0) & (output.tokens < VOCAB)).all()
     assert output.tokens[7] == 100
     for row in (0, 2, 5):

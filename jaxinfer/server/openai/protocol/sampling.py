@@ -108,6 +108,12 @@ class SamplingFields(RequestFields, StructuredFields):
     n: Annotated[int, Field(ge=1, le=MAX_N)] | None = None
     truncate_prompt_tokens: Annotated[int, Field(ge=-1, le=_MAX_INT32)] | None = None
     prompt_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
+    prompt_logprob_start: Annotated[int, Field(ge=0, le=_MAX_INT32)] | None = Field(
+        None, description="Index of the first prompt token that prompt_logprobs are given of."
+    )
+    forced_token_ids: list[TokenId] | None = Field(
+        None, description="Tokens that the answer begins with, in place of drawn ones."
+    )
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None
 
@@ -127,7 +133,7 @@ class SamplingFields(RequestFields, StructuredFields):
             ApiError: 400; a field about grammars is wrong.
         """
         more["structured_outputs"] = self.grammar()
-        for name in ("n", "truncate_prompt_tokens"):
+        for name in ("n", "truncate_prompt_tokens", "prompt_logprob_start", "forced_token_ids"):
             if (value := getattr(self, name)) is not None:
                 more[name] = value
         return defaults.clone(**(self.drawn() | more))

@@ -23,7 +23,7 @@ class GrammarConstraint:
         thinks_first = given is not None and given.after_thinking  # so the budget is over by then
         is_budgeted = budget is not None and not thinks_first
         has_rules = bool(params.bad_words) or params.allowed_token_ids is not None or is_budgeted
-        self._forces = params.logprobs is None and not params.has_penalties and not has_rules
+        self._forces = not (params.is_reported or params.has_penalties or has_rules)
 
     def after(self, token_ids: Sequence[int]) -> NextToken:
         """The mask of the next token, and tokens that are forced; or a `GrammarError`."""

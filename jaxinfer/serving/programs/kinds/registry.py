@@ -11,6 +11,7 @@ from jaxinfer.serving.programs.kinds.prompt_logprobs import PromptLogprobsKind
 from jaxinfer.serving.programs.kinds.read_captured import ReadCapturedKind
 from jaxinfer.serving.programs.kinds.sampled_decode import SampledDecodeKind
 from jaxinfer.serving.programs.kinds.sampler import SamplerKind
+from jaxinfer.serving.programs.kinds.scored_tokens import ScoredTokensKind
 from jaxinfer.serving.programs.kinds.set_edits import SetEditsKind, SetMasksKind
 from jaxinfer.serving.programs.kinds.speculative_decode import SpeculativeDecodeKind, WriteTextsKind
 from jaxinfer.serving.programs.kinds.write_adapter import WriteAdapterKind
@@ -28,6 +29,7 @@ KINDS: dict[type, ProgramKind[Any]] = {
         CountTokensKind(),
         WriteTextsKind(),
         PromptLogprobsKind(),
+        ScoredTokensKind(),
         SwapKind(),
         CopyBlocksKind(),
         WriteAdapterKind(),

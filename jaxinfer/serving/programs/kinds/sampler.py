@@ -1,7 +1,6 @@
 """Programs that sample: from the last hidden states of some rows to their tokens."""
 
 import functools
-import typing
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -9,6 +8,7 @@ from typing import Any
 import jax
 
 from jaxinfer.kernels.policy import Kernels
+from jaxinfer.sampling_fields import MAX_LABELS
 from jaxinfer.serving.programs.buckets import Buckets
 from jaxinfer.serving.programs.kinds.kind import StepKind
 from jaxinfer.serving.programs.kinds.padding import uploaded, zeros
@@ -17,7 +17,8 @@ from jaxinfer.serving.programs.layout import SampledRows
 from jaxinfer.serving.programs.programs import WHOLE, Program, Programs
 from jaxinfer.serving.programs.resident import Resident, StepOutputs
 from jaxinfer.serving.programs.sample_steps import sample_full_step, sample_step
-from jaxinfer.serving.sampling.layout import WITH_SLOTS, SamplerMode
+from jaxinfer.serving.programs.upload import upload
+from jaxinfer.serving.sampling.layout import AHEAD, WITH_SLOTS, SamplerMode
 
 
 @dataclass(frozen=True)
@@ -37,11 +38,7 @@ class SamplerKind(StepKind[SamplerKey]):
 
     def keys(self, buckets: Buckets, *, swaps: bool) -> Sequence[SamplerKey]:
         """A key for each mode and each number of rows in that mode."""
-        return [
-            SamplerKey(rows, mode)
-            for mode in typing.get_args(SamplerMode)
-            for rows in buckets.sampler_rows(mode)
-        ]
+        return [SamplerKey(rows, mode) for mode in AHEAD for rows in buckets.sampler_rows(mode)]
 
     def largest(self, buckets: Buckets, kernels: Kernels) -> Sequence[SamplerKey]:
         """The samplers of modes "full" and "truncate", with the most rows."""
@@ -61,7 +58,7 @@ class SamplerKind(StepKind[SamplerKey]):
             return step(head, hidden, SampledRows.split(rows, key.rows), *kept)
 
         if with_slots:
-            arguments = (*arguments, programs.slot_state)
+            arguments = (*arguments, programs.slot_state, *_labels(programs, key))
             results = (WHOLE, programs.slot_state, WHOLE)
             return programs.sharded(name, run, arguments, results, donate=(3, 4), to_host=(2,))
         arguments = (*arguments, programs.slot_state.edits.allowed)
@@ -79,10 +76,11 @@ class SamplerKind(StepKind[SamplerKey]):
         before: StepOutputs,
         given: Any,
     ) -> tuple[Resident, StepOutputs]:
-        """Sample the rows of a forward pass; `given` is not used."""
+        """Sample the rows of a forward pass; `given` is what mode "measured" takes more."""
         inputs = (resident.head, before.hidden, before.rows, resident.last_tokens)
         if key.mode in WITH_SLOTS:
-            last_tokens, slots, sampled = call(*inputs, resident.slots)
+            more = upload(given, resident.last_tokens.sharding)
+            last_tokens, slots, sampled = call(*inputs, resident.slots, *more)
             resident = resident._replace(slots=slots)
         else:
             last_tokens, sampled = call(*inputs, resident.slots.edits.allowed)
@@ -91,10 +89,15 @@ class SamplerKind(StepKind[SamplerKey]):
     def padding(self, programs: Programs, key: SamplerKey) -> tuple[StepOutputs, Any]:
         """Hidden states of zeros."""
         hidden, rows = uploaded(programs, zeros(_inputs(programs, key)))
-        return StepOutputs(hidden, rows), None
+        return StepOutputs(hidden, rows), zeros(_labels(programs, key))
 
 
 def _inputs(programs: Programs, key: SamplerKey) -> tuple[Any, ...]:
     """The sampler's inputs: hidden states of the rows, and their `SampledRows.joined`."""
     hidden = programs.whole((key.rows, programs.context.config.hidden_size), programs.dtype)
     return hidden, programs.whole((SampledRows.size(key.rows),))
+
+
+def _labels(programs: Programs, key: SamplerKey) -> tuple[Any, ...]:
+    """The token ids that mode "measured" takes of each row."""
+    return (programs.whole((key.rows, MAX_LABELS)),) if key.mode == "measured" else ()

@@ -11,6 +11,7 @@ from jaxinfer.serving.programs.kinds.kind import ProgramKey
 from jaxinfer.serving.programs.kinds.prompt_logprobs import PromptLogprobsKey
 from jaxinfer.serving.programs.resident import StepOutputs
 from jaxinfer.serving.requests.result import PROMPT_LOGPROBS, TokenScores, unpack_scores
+from jaxinfer.serving.requests.scores.scored_range import is_scored_plainly
 from jaxinfer.serving.runner.readouts.readout import Readout
 from jaxinfer.serving.scheduler.schedule import ScheduledRow
 
@@ -24,8 +25,8 @@ class PromptLogprobs(Readout):
     def wants(self, row: ScheduledRow) -> bool:
         """True for rows that feed a prompt token followed by another prompt token."""
         request = row.request
-        is_asked_for = request.params.prompt_logprobs is not None
-        return is_asked_for and row.start < request.num_prompt_tokens - 1
+        is_scored = bool(request.scored) and is_scored_plainly(request.params)
+        return is_scored and row.start < request.num_prompt_tokens - 1
 
     def pack(self, rows: Sequence[ScheduledRow], num_tokens: int) -> np.ndarray:
         """Int32 ``[T]``, the prompt token that follows each packed one, in rows that want it."""
