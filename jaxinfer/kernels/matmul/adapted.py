@@ -16,9 +16,9 @@ from jaxtyping import Array, Float, Int32
 
 from jaxinfer.kernels.implementations import module_of
 from jaxinfer.kernels.matmul import xla
-from jaxinfer.kernels.matmul.gating import gated_product
 from jaxinfer.kernels.matmul.linear_leaf import LinearLeaf, OtherLinear
-from jaxinfer.kernels.matmul.op import AnyLinear, Linear, linear_of, project
+from jaxinfer.kernels.matmul.op import SILU_MUL_ROWS, AnyLinear, Linear, linear_of, project
+from jaxinfer.kernels.matmul.separate import multiplied, opened
 from jaxinfer.kernels.matmul.weight_form import WeightForm
 from jaxinfer.kernels.policy import XLA, Kernels
 
@@ -102,7 +102,7 @@ class AdaptedLinear(OtherLinear):
         medium = _medium(kernels, x, (self, up), matrices=2)
         if medium is None:
             narrow, wide = self.products(x, (self, up), kernels)
-            return gated_product(narrow, wide, kernels)
+            return _gated_product(narrow, wide, kernels)
         rows, low_rank = _for_kernels(medium, x, (self, up))
         return medium.gated(rows, self.base.operand, up.base.operand, low_rank)[: len(x)]
 
@@ -173,6 +173,15 @@ def _ranks(x: jax.Array, linear: AdaptedLinear) -> jax.Array:
     own = owned.slots[: len(x), None] == owned.owners
     # Selected, not multiplied: what another adapter overflows to reaches no one else.
     return jnp.where(own, ranks, jnp.zeros_like(ranks))
+
+
+def _gated_product(gate: jax.Array, up: jax.Array, kernels: Kernels) -> jax.Array:
+    """`silu(gate) * up`, by a kernel where there is one that pays."""
+    if kernels.backend == "mosaic" and len(gate) >= SILU_MUL_ROWS:
+        silu_mul = module_of("mosaic", "silu_mul")
+        if silu_mul.supports(gate.size, gate.dtype):
+            return silu_mul.silu_mul(gate, up)
+    return multiplied(opened(gate), up)
 
 
 def _medium(kernels: Kernels, x: jax.Array, group: Sequence[Any], *, matrices: int) -> Any:

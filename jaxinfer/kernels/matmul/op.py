@@ -21,11 +21,10 @@ from jaxtyping import Array, Float, Int, Int32
 from jaxinfer.kernels.collectives.tensor_axis import TensorAxis
 from jaxinfer.kernels.implementations import module_of
 from jaxinfer.kernels.matmul import xla
-from jaxinfer.kernels.matmul.gating import SILU_MUL_ROWS, multiplied, opened
 from jaxinfer.kernels.matmul.linear_leaf import LinearLeaf, OtherLinear
 from jaxinfer.kernels.matmul.mosaic.small_plan import MOST_ROWS
 from jaxinfer.kernels.matmul.quantized import Form, QuantizedLinear, module_of_codes
-from jaxinfer.kernels.matmul.separate import SeparateProducts
+from jaxinfer.kernels.matmul.separate import SeparateProducts, multiplied, opened
 from jaxinfer.kernels.norms.xla import rms_norm
 from jaxinfer.kernels.policy import XLA, Kernels
 from jaxinfer.kernels.rounding import rounded_add
@@ -35,8 +34,9 @@ from jaxinfer.kernels.rounding import rounded_add
 MERGED_BELOW_ROWS = 128
 _MERGED_FEATURES = 64
 
-# Rows from which the elementwise kernel pays, which takes time to lower and unmerged operands.
+# Rows from which the elementwise kernels pay, which take time to lower and unmerged operands.
 _ADD_NORM_ROWS = 256
+SILU_MUL_ROWS = 1024
 
 
 @jax.tree_util.register_dataclass

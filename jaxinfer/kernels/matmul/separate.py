@@ -4,9 +4,10 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
-from jaxinfer.kernels.matmul.gating import multiplied, opened
 from jaxinfer.kernels.policy import Kernels
+from jaxinfer.kernels.rounding import narrow, rounded
 
 
 class SeparateProducts:
@@ -24,3 +25,13 @@ class SeparateProducts:
         """`silu(self(x)) * up(x)` for `x ``[*batch, I]``."""
         half = opened(self.product(x, x.dtype))
         return multiplied(half, up.product(x, x.dtype))
+
+
+def opened(gate: jax.Array) -> jax.Array:
+    """Its SiLU, rounded to its dtype, in float32."""
+    return rounded(jax.nn.silu(gate.astype(jnp.float32)), gate.dtype)
+
+
+def multiplied(opened: jax.Array, up: jax.Array) -> jax.Array:
+    """The product of `opened` and SwiGLU's other half, rounded."""
+    return narrow(opened * up.astype(jnp.float32), up.dtype)
