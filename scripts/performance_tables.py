@@ -16,6 +16,7 @@ from scripts.docs.embeddings import EMBEDDING_TABLES
 from scripts.docs.plots import PLOTS, is_current, plot_lines, update_plot
 from scripts.docs.profiles import profile_lines, profile_pictures
 from scripts.docs.quantization import QUANTIZATION_TABLES
+from scripts.docs.research import RESEARCH_TABLES
 from scripts.docs.tables import TABLES
 from scripts.measurements.results import ROOT, load_results
 
@@ -23,7 +24,7 @@ DOCS = ROOT / "docs"
 FIGURES = ROOT / "docs" / "figures"
 Record = dict[str, Any]
 
-_TABLES = TABLES | DRAFT_TABLES | EMBEDDING_TABLES | QUANTIZATION_TABLES
+_TABLES = TABLES | DRAFT_TABLES | EMBEDDING_TABLES | QUANTIZATION_TABLES | RESEARCH_TABLES
 
 PARTS: dict[str, Callable[[list[Record]], list[str]]] = {
     **{f"table {name}": make for name, make in _TABLES.items()},
@@ -88,8 +89,8 @@ def check_marks(pages: Iterable[str]) -> None:
 
 def _pages() -> list[Path]:
     """The pages that hold marks."""
-    names = ("performance.md", "profiling.md", "memory.md", "quantization.md")
-    pages = [*(DOCS / name for name in names), *DOCS.glob("measurements/*.md")]
+    names = ("performance", "profiling", "memory", "quantization", "adapters", "research")
+    pages = [*(DOCS / f"{name}.md" for name in names), *DOCS.glob("measurements/*.md")]
     pages.append(DOCS.parent / "README.md")
     return sorted(page for page in pages if page.is_file())
 

@@ -253,6 +253,7 @@ class Runner:
         # First, because that waits for all GPUs to finish steps that write to the old ones.
         fresh = [peer_buffers.allocate(peers) for peers in self.programs.peers]
         self._free_cache()
+        self.weights.empty_adapters()
         disk = self._config.compilation_cache_dir
         arrays = self.prepare(kv_cache.allocate(self.programs, disk))
         self._peer_buffers, peers = fresh, tuple(each.peers for each in fresh)

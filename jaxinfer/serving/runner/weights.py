@@ -6,7 +6,7 @@ from typing import Any
 import jax
 
 from jaxinfer.errors import StepError
-from jaxinfer.model.adapters.device_slots import ADAPTERS
+from jaxinfer.model.adapters.device_slots import ADAPTERS, empty_slots
 from jaxinfer.model.draft_head.weights import DRAFT_HEAD
 from jaxinfer.serving.programs.programs import Programs
 from jaxinfer.serving.runner import host_params, kv_cache
@@ -75,6 +75,15 @@ class Weights:
         self._use(host_params.to_devices(self._sleeping, self.wanted), owned=True)
         kv_cache.free(self._sleeping)
         self._sleeping = None
+
+    def empty_adapters(self) -> None:
+        """Make the adapters' slots anew, after a step that raised: it may have destroyed them.
+
+        The scheduler has them written again.
+        """
+        if self.params is not None and ADAPTERS in self.params:
+            kv_cache.free(self.params[ADAPTERS])
+            self.params[ADAPTERS] = empty_slots(self._wanted_beside[ADAPTERS])
 
     def close(self) -> None:
         """Forget the parameters, and a copy that sleeps; may be called again."""

@@ -10,6 +10,7 @@ import pytest
 
 from jaxinfer import LLM, BeamSearchParams, EngineConfig, LoRARequest, SamplingParams, forward
 from jaxinfer.model.adapters.adapter import Adapter
+from jaxinfer.model.adapters.device_slots import ADAPTERS
 from jaxinfer.model.adapters.shape import AdapterShape
 from jaxinfer.serving.loaded_adapters import LoadedAdapters, of_tree
 from jaxinfer.serving.programs import token_parts
@@ -20,6 +21,7 @@ from jaxinfer.serving.programs.layout import DecodeShape, PrefillShape
 from jaxinfer.serving.programs.program_set import all_programs
 from jaxinfer.serving.requests.new_request import Prompt
 from jaxinfer.serving.runner import step_launcher
+from jaxinfer.serving.runner.kv_cache import free
 from jaxinfer.serving.scheduler.adapters.admission import AdapterAdmission
 from jaxinfer.serving.scheduler.adapters.slots import AdapterSlots
 from jaxinfer.serving.scheduler.block_pool import BlockPool
@@ -196,12 +198,15 @@ def test_adapters_stay_while_weights_sleep_or_change(llm):
     assert ids(llm.generate([PROMPT], GREEDY, lora_request="a2")) == [expected(2)]
 
 
-def test_a_step_that_raises_is_run_again_with_its_adapters(llm, monkeypatch):
+@pytest.mark.parametrize("loses", [False, True])
+def test_a_step_that_raises_is_run_again_with_its_adapters(llm, monkeypatch, loses):
     write, calls = step_launcher.write_adapter, []
 
     def fail_once(*args):
         calls.append(args)
         if len(calls) == 1:
+            if loses:  # what was donated is gone
+                free(args[0][ADAPTERS])
             raise RuntimeError("the device is out of order")
         write(*args)
 

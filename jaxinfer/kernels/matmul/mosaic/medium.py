@@ -302,7 +302,8 @@ def _stream(p, free, copy_inputs, copy_ranks):
         pl.when(step >= stages)(lambda: plgpu.barrier_wait(free.at[stage]))
         own = step - before if before else step
         for chunk in range(depth):
-            copy(stage, stage * depth + chunk, (own * depth + chunk) * CHUNK)
+            column = (own * depth + chunk) * CHUNK
+            copy(stage, stage * depth + chunk, column)
 
     inputs, ranks = p.parts
     lax.fori_loop(0, inputs, functools.partial(fill, copy_inputs, 0), None)
