@@ -46,6 +46,9 @@ _SIZES = {
     "expert_parallel_size": {"type": positive_integer, "metavar": "GROUPS"},
     "enable_eplb": {"action": "store_true"},
     "eplb_config": {"type": json_object, "metavar": "JSON"},
+    "enable_lora": {"action": "store_true"},
+    "max_loras": _COUNT,
+    "max_lora_rank": _COUNT,
 }
 """Fields of `EngineConfig` that are flags, and how they are read."""
 _DEFAULTS = {

@@ -11,6 +11,7 @@ _GIB = 2**30
 _WIDTH = 96
 _SLOTS = "token counts, for penalties"
 _DRAFTS = "tokens that they are made from, for the longest context"
+_ADAPTERS = "slots of LoRA adapters, full or not"
 _CONTEXTS = (1024, 4096, 16_384, 32_768, 131_072)
 
 
@@ -122,6 +123,7 @@ def _memory(plan: Plan) -> Iterator[str]:
         ("largest step", _gib(memory.step_bytes), "an estimate; the engine compiles it to know"),
         *([("slots", _gib(memory.slot_bytes), _SLOTS)] if memory.slot_bytes else []),
         *_draft_rows(memory),
+        *([("adapters", _gib(memory.adapter_bytes), _ADAPTERS)] if memory.adapter_bytes else []),
         ("KV cache", _gib(memory.kv_bytes), blocks if memory.num_kv_blocks else "no room"),
     ]
     yield from aligned([("memory of each device", "GiB", ""), *rows], last_left=True)

@@ -13,12 +13,16 @@ from hypothesis import strategies as st
 
 from jaxinfer.config import EngineConfig
 from jaxinfer.errors import ModelLoadError
+from jaxinfer.model.adapters.device_slots import describe_slots
+from jaxinfer.model.architecture import abstract_params
 from jaxinfer.model.quantized.quantization import Quantization
+from jaxinfer.model.sharding import make_mesh
 from jaxinfer.planning import DEVICES, NAMED_SHAPES, plan
 from jaxinfer.planning.cost import model_cost
 from jaxinfer.planning.memory import plan_memory
 from jaxinfer.planning.operations import count_parameters, weight_bytes_per_device
 from jaxinfer.planning.times import recorded_overheads
+from jaxinfer.serving.startup.memory import bytes_per_device
 
 _QWEN3 = {
     "model_type": "qwen3",
@@ -351,6 +355,20 @@ def test_classes_that_can_not_be_counted_are_refused(tmp_path, fields):
     (tmp_path / "config.json").write_text(json.dumps(mapping))
     with pytest.raises(ModelLoadError, match=r"config.json: (num_labels|id2label) must"):
         plan(tmp_path)
+
+
+@pytest.mark.parametrize(("devices", "ranks"), [(1, 16), (2, 5)])
+def test_slots_of_adapters_take_memory(devices, ranks):
+    lora = {"enable_lora": True, "max_loras": 4, "max_lora_rank": ranks}
+    plain, adapted = (
+        plan("Qwen3-0.6B", tensor_parallel_size=devices, **each) for each in ({}, lora)
+    )
+    config = adapted.shape
+    params = abstract_params(config, "bfloat16", make_mesh(devices))
+    slots = describe_slots(params, config, "bfloat16", num_slots=4, ranks=ranks)
+    assert adapted.memory.adapter_bytes == bytes_per_device(slots)
+    assert plain.memory.adapter_bytes == 0
+    assert adapted.memory.num_kv_blocks <= plain.memory.num_kv_blocks
 
 
 def test_texts_that_drafts_are_made_from_take_memory():

@@ -25,10 +25,11 @@ ENGINES = [
 def test_blocks_are_those_of_the_engine(record):
     engine, memory = record["engine"], record["memory"]
     names = ("max_num_seqs", "tensor_parallel_size", "gpu_memory_utilization", "block_size")
+    names += ("enable_lora", "max_loras", "max_lora_rank") if engine.get("enable_lora") else ()
     config = EngineConfig(**{name: engine[name] for name in names})
     planned = plan_memory(record_shape(record), H200, "bfloat16", config)
     blocks = memory["num_kv_blocks"] / engine["data_parallel_size"]
-    assert planned.weight_bytes == memory["weight_bytes"]
+    assert planned.weight_bytes + planned.adapter_bytes == memory["weight_bytes"]
     assert planned.kv_bytes / planned.num_kv_blocks == memory["kv_bytes"] / blocks
     assert planned.num_kv_blocks == pytest.approx(blocks, rel=0.01)
     assert planned.step_bytes == pytest.approx(memory["step_bytes"], abs=0.004 * H200.memory_bytes)

@@ -23,9 +23,6 @@ from jaxinfer.kernels.matmul.weight_form import WeightForm
 from jaxinfer.kernels.policy import XLA, Kernels
 
 _FEWEST_ROWS = 8  # of kernels; fewer are padded
-BLOCK = 64
-"""Ranks, and tokens, that kernels read at once: R is a multiple of it, and so is S, which is T or
-more, the number of entries of `Owned.slots`."""
 
 
 @jax.tree_util.register_dataclass
@@ -34,7 +31,8 @@ class Owned:
     """The slots of tokens and of ranks.
 
     Attributes:
-        slots: ``[S]``, of each token's adapter; -1 has none. The first T of them count.
+        slots: ``[S]``, of each token's adapter; -1 has none. S is T, or of what kernels read T
+            rounded up to a multiple of `RANK_BLOCK`, as R is.
         owners: ``[n R]``, the slot that each rank belongs to.
     """
 

@@ -18,31 +18,12 @@ from jax.sharding import NamedSharding, PartitionSpec
 from jax.typing import DTypeLike
 from jaxtyping import Array, Int32
 
-from jaxinfer.kernels.matmul.adapted import BLOCK
+from jaxinfer.model.adapters.groups import GROUPS, padded_ranks, width_of_outputs
 from jaxinfer.model.config import ModelConfig
 from jaxinfer.model.projections import projection_shapes
 
 ADAPTERS = "adapters"
 """The adapters' part of a tree of parameters."""
-
-GROUPS: Mapping[str, tuple[str, tuple[str, ...]]] = {
-    "qkv": ("self_attn", ("q_proj", "k_proj", "v_proj")),
-    "o": ("self_attn", ("o_proj",)),
-    "gate_up": ("mlp", ("gate_proj", "up_proj")),
-    "down": ("mlp", ("down_proj",)),
-}
-"""Projections of a layer that read the same input: the part of the layer, and their names."""
-
-ADAPTED = tuple((part, name) for part, names in GROUPS.values() for name in names)
-"""The projections of a layer that adapters may change: (part of the layer, name)."""
-
-_SHARES_RANKS = frozenset({"gate_up"})
-"""Groups whose ``b`` have columns for the ranks of all."""
-
-
-def padded_ranks(num_slots: int, ranks: int) -> int:
-    """R: the ranks of all slots, as kernels take them."""
-    return -(-num_slots * ranks // BLOCK) * BLOCK
 
 
 def rank_owners(num_slots: int, ranks: int, projections: int) -> np.ndarray:
@@ -78,9 +59,9 @@ def describe_slots(
     def describe_group(layer: Mapping[str, Any], group: str) -> dict[str, Any]:
         part, names = GROUPS[group]
         shardings = {name: _sharding(layer[part][name]) for name in names}
-        wide = len(names) if group in _SHARES_RANKS else 1
+        width = width_of_outputs(group, R)
         of_outputs = {
-            name: describe((shapes[name][0], wide * R), each.mesh, _axes(each)[0])
+            name: describe((shapes[name][0], width), each.mesh, _axes(each)[0])
             for name, each in shardings.items()
         }
         first = shardings[names[0]]
@@ -154,7 +135,7 @@ def _written(group: str, slots: Any, slot: jax.Array, adapter: Any, layer: int) 
     new = jnp.stack([each["a"][layer] for each in own])
     a = jax.lax.dynamic_update_slice_in_dim(a, new, first, axis=1).reshape(rows.shape)
     for index, (name, each) in enumerate(zip(names, own, strict=True)):
-        start = first + (index * R if group in _SHARES_RANKS else 0)
+        start = first + (index * R if width_of_outputs(group, R) > R else 0)
         b = jax.lax.dynamic_update_slice_in_dim(of_outputs[name], each["b"][layer], start, axis=1)
         of_outputs[name] = b
     return {"a": a, "b": of_outputs}

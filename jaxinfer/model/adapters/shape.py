@@ -13,7 +13,7 @@ import numpy as np
 
 from jaxinfer.checks import show
 from jaxinfer.model.adapters.adapter import Adapter
-from jaxinfer.model.adapters.device_slots import ADAPTED
+from jaxinfer.model.adapters.groups import ADAPTED
 from jaxinfer.model.config import ModelConfig
 from jaxinfer.model.projections import projection_shapes
 

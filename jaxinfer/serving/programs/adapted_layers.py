@@ -8,10 +8,12 @@ import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 
-from jaxinfer.kernels.matmul.adapted import BLOCK, Owned, adapted_layer
+from jaxinfer.kernels.constants import RANK_BLOCK
+from jaxinfer.kernels.matmul.adapted import Owned, adapted_layer
 from jaxinfer.kernels.matmul.op import ResidualStream
 from jaxinfer.kernels.policy import Kernels
-from jaxinfer.model.adapters.device_slots import ADAPTERS, GROUPS, rank_owners
+from jaxinfer.model.adapters.device_slots import ADAPTERS, rank_owners
+from jaxinfer.model.adapters.groups import GROUPS
 from jaxinfer.model.layer_kind import LayerKind
 from jaxinfer.model.layers.context import LayerStep, Params, Parts
 from jaxinfer.model.layers.watching import StepOf
@@ -86,7 +88,7 @@ class AdaptedLayers:
 
     def _owned(self, slots: jax.Array) -> dict[str, Owned]:
         """By group, for the tokens of these slots."""
-        padded = jnp.pad(slots, (0, -len(slots) % BLOCK), constant_values=-1)
+        padded = jnp.pad(slots, (0, -len(slots) % RANK_BLOCK), constant_values=-1)
         return {
             group: Owned(padded, jnp.asarray(rank_owners(self.num_slots, self.ranks, len(names))))
             for group, (_, names) in GROUPS.items()

@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxinfer.model.adapters.device_slots import ADAPTED
+from jaxinfer.model.adapters.groups import ADAPTED
 from jaxinfer.model.adapters.shape import Matrices, Target
 from jaxinfer.model.checkpoint.safetensors_file import write_file
 from jaxinfer.model.projections import projection_shapes

@@ -1,0 +1,27 @@
+"""What the slots of LoRA adapters take of every device."""
+
+from jaxinfer.config import EngineConfig
+from jaxinfer.model.adapters.groups import GROUPS, padded_ranks, width_of_outputs
+from jaxinfer.model.projections import projection_shapes, splits
+from jaxinfer.planning.shapes import BYTES_OF, ModelShape
+
+
+def adapter_bytes(shape: ModelShape, dtype: str, config: EngineConfig) -> int:
+    """Bytes of the slots on each device: of `device_slots.describe_slots`; 0 without adapters.
+
+    Args:
+        shape: the model.
+        dtype: of activations.
+        config: the numbers of slots and of ranks, and the tensor-parallel degree.
+    """
+    if not config.enable_lora:
+        return 0
+    shapes, devices = projection_shapes(shape), config.tensor_parallel_size
+    R, values = padded_ranks(config.max_loras, config.max_lora_rank), 0
+    for group, (_, names) in GROUPS.items():
+        _, inputs = shapes[names[0]]
+        values += len(names) * R * inputs // splits(names[0], shape, devices)[1]
+        for name in names:
+            outputs = shapes[name][0] // splits(name, shape, devices)[0]
+            values += outputs * width_of_outputs(group, R)
+    return values * shape.num_hidden_layers * BYTES_OF[dtype]
