@@ -42,12 +42,13 @@ class Matrices(NamedTuple):
     Attributes:
         a: ``[r, I]``, NumPy's or JAX's; transposed ``[inputs..., r]``.
         b: ``[O, r]``; transposed ``[r, outputs...]``.
+        scale: a number.
         transposed: whether `a`, and whether `b`, are stored so, as qwix does.
     """
 
     a: Any
     b: Any
-    scale: float
+    scale: Any
     transposed: tuple[bool, bool] = (False, False)
 
     @property
@@ -168,7 +169,7 @@ def _stacked(
             a, b = own.oriented()
             with np.errstate(over="ignore", invalid="ignore"):  # refused by the caller
                 a = a.astype(np.float32).astype(dtype)
-                b = (b.astype(np.float32) * np.float32(own.scale)).astype(dtype)
+                b = (b.astype(np.float32) * xp.float32(own.scale)).astype(dtype)
             # By NaN and infinity, ranks of zero would reach other tokens.
             finite[target] = is_finite(a, xp) & is_finite(b, xp)
             padding = ranks - len(a)
@@ -183,22 +184,24 @@ def _stacked_on_device(
 ) -> tuple[dict[str, Any], dict[Target, Any]]:
     """As `_stacked`, of JAX's arrays, by one program: nothing passes through the host."""
     arrays = [(each.a, each.b) for each in found.values()]
-    kinds = tuple((target, float(each.scale), each.transposed) for target, each in found.items())
-    stacked, finite = _jitted(arrays, kinds, *sizes)
+    scales = np.array([each.scale for each in found.values()], np.float32)
+    kinds = tuple((target, each.transposed) for target, each in found.items())
+    stacked, finite = _jitted(arrays, scales, kinds, *sizes)
     return stacked, dict(zip(found, np.asarray(finite), strict=True))
 
 
 @partial(jax.jit, static_argnames=("kinds", "sizes", "layers", "ranks", "dtype"))
 def _jitted(
     arrays: Sequence[tuple[jax.Array, jax.Array]],
-    kinds: tuple[tuple[Target, float, tuple[bool, bool]], ...],
+    scales: jax.Array,
+    kinds: tuple[tuple[Target, tuple[bool, bool]], ...],
     sizes: Any,
     layers: int,
     ranks: int,
     dtype: Any,
 ) -> tuple[dict[str, Any], jax.Array]:
-    pairs = zip(kinds, arrays, strict=True)
-    found = {target: Matrices(a, b, scale, turned) for (target, scale, turned), (a, b) in pairs}
+    each = zip(kinds, arrays, scales, strict=True)
+    found = {target: Matrices(a, b, scale, turned) for (target, turned), (a, b), scale in each}
     stacked, finite = _stacked(found, sizes, layers, ranks, dtype, jnp)
     return stacked, jnp.stack([finite[target] for target, *_ in kinds])
 

@@ -12,6 +12,7 @@ from jaxinfer.errors import ModelLoadError
 from jaxinfer.model.adapters.names import paired
 from jaxinfer.model.adapters.peft_files import read_peft
 from jaxinfer.model.adapters.shape import AdapterShape, Matrices, Target
+from jaxinfer.serving.compile.compilation import CompilationCounter
 from tests.serving.adapters.small_adapters import matrices, save_peft, tree
 from tests.serving.small_llm import CONFIG
 
@@ -131,6 +132,18 @@ def test_arrays_on_a_device_stay_there_and_give_the_same(transposed):
     on_device = SHAPE.adapter("a", None, found)
     assert all(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(on_device.matrices))
     jax.tree.map(np.testing.assert_array_equal, on_device.matrices, on_host.matrices)
+
+
+def test_another_scale_compiles_nothing():
+    found = {target: _on_device(each, False) for target, each in matrices(0).items()}
+    SHAPE.adapter("a", None, found)
+    counter = CompilationCounter()
+    try:
+        scaled = {target: each._replace(scale=0.25) for target, each in found.items()}
+        SHAPE.adapter("a", None, scaled)
+        assert counter.count == 0
+    finally:
+        counter.close()
 
 
 def _on_device(own, transposed):
