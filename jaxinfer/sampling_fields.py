@@ -148,6 +148,11 @@ def _check_numbers(params: Any, put: Put) -> None:
     put("output_kind", RequestOutputKind(params.output_kind))
 
 
+def _or_empty(values: Any) -> Any:
+    """Nothing for None; an array's truth is no test of that."""
+    return () if values is None else values
+
+
 def _check_collections(params: Any, put: Put) -> None:
     stop = (params.stop,) if isinstance(params.stop, str) else params.stop
     put("stop", check_strings("stop", stop, MAX_STOP_STRINGS, MAX_STOP_STRING_LENGTH))
@@ -155,15 +160,17 @@ def _check_collections(params: Any, put: Put) -> None:
         "bad_words",
         check_strings("bad_words", params.bad_words, MAX_BAD_WORDS, MAX_BAD_WORD_LENGTH),
     )
-    put("stop_token_ids", check_token_ids("stop_token_ids", params.stop_token_ids or ()))
-    if len(params.stop_token_ids or ()) > MAX_STOP_TOKEN_IDS:
+    stops = check_token_ids("stop_token_ids", _or_empty(params.stop_token_ids))
+    put("stop_token_ids", stops)
+    if len(stops) > MAX_STOP_TOKEN_IDS:
         raise ValueError(f"stop_token_ids must have at most {MAX_STOP_TOKEN_IDS} entries")
     if params.allowed_token_ids is not None:
         allowed = check_token_ids("allowed_token_ids", params.allowed_token_ids)
         if not allowed:
             raise ValueError("allowed_token_ids must not be empty; use None to allow all")
         put("allowed_token_ids", allowed)
-    put("forced_token_ids", check_token_ids("forced_token_ids", params.forced_token_ids or ()))
+    forced = check_token_ids("forced_token_ids", _or_empty(params.forced_token_ids))
+    put("forced_token_ids", forced)
     if params.logprob_token_ids is not None:
         labels = check_token_ids("logprob_token_ids", params.logprob_token_ids)
         if not 1 <= len(labels) <= MAX_LABELS:

@@ -111,7 +111,12 @@ class JaxinferSampler:
         several = isinstance(sampling_requests, list | tuple)
         requests = list(sampling_requests) if several else [sampling_requests]
         streams = [self._stream(request, i, kwargs) for i, request in enumerate(requests)]
-        outputs = await asyncio.gather(*map(_last, streams))
+        tasks = [asyncio.ensure_future(_last(stream)) for stream in streams]
+        try:
+            outputs = await asyncio.gather(*tasks)
+        finally:
+            for task in tasks:  # those that a failure left running
+                task.cancel()
         responses = [_response(*pair) for pair in zip(requests, outputs, strict=True)]
         return responses if several else responses[0]
 

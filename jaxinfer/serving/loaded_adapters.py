@@ -208,14 +208,17 @@ def of_tree(tree: Any, scale: float) -> dict[Target, Matrices]:
 
     Raises:
         TypeError: it is no tree.
-        ValueError: a leaf is none of LoRA; names it.
+        ValueError: a leaf is none of LoRA, or was deleted; names it.
     """
     if isinstance(scale, bool) or not isinstance(scale, numbers.Real):
         raise TypeError(f"scale must be a number, got {show(scale)}")
     leaves = leaves_by_path(tree)
     pairs = paired(leaves)
-    given = [leaves[name] for pair in pairs.values() for name in pair]
-    if not _lie_together(given):
+    given = {name: leaves[name] for pair in pairs.values() for name in pair}
+    for name, leaf in given.items():
+        if isinstance(leaf, jax.Array) and leaf.is_deleted():
+            raise ValueError(f"{name} was deleted, or donated to a program; give the newest arrays")
+    if not _lie_together(list(given.values())):
         leaves = {name: np.asarray(leaf) for name, leaf in jax.device_get(leaves).items()}
     return {
         target: Matrices(leaves[a], leaves[b], float(scale), (is_transposed(a), is_transposed(b)))
@@ -224,10 +227,13 @@ def of_tree(tree: Any, scale: float) -> dict[Target, Matrices]:
 
 
 def _lie_together(leaves: Sequence[Any]) -> bool:
-    """Whether all are JAX's arrays on the same devices, so that one program takes them."""
-    return all(isinstance(leaf, jax.Array) for leaf in leaves) and (
-        len({leaf.sharding.device_set == leaves[0].sharding.device_set for leaf in leaves}) == 1
-    )
+    """Whether all are JAX's arrays on one device or one mesh, so that one program takes them."""
+    if not all(isinstance(leaf, jax.Array) for leaf in leaves):
+        return False
+    places = [(leaf.sharding.device_set, getattr(leaf.sharding, "mesh", None)) for leaf in leaves]
+    devices, mesh = places[0]
+    alone = len(devices) == 1
+    return all(each == devices and (alone or of == mesh) for each, of in places)
 
 
 def _build(

@@ -8,6 +8,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from jaxinfer import SamplingParams
+from jaxinfer.serving.requests.completion_logprobs import start_logprobs
+from jaxinfer.serving.requests.result import TokenScores
 from tests.serving.small_llm import (
     GREEDY,
     MAX_MODEL_LEN,
@@ -195,11 +197,50 @@ def test_what_an_engine_can_not_do_exactly_is_one_line(llm):
     with pytest.raises(ValueError, match="forced_token_ids has token id 9000"):
         run(llm, LONG, GREEDY.clone(forced_token_ids=[9000]))
     many = [7] * (MAX_MODEL_LEN - 20)
-    with pytest.raises(ValueError, match=f"max_model_len is {MAX_MODEL_LEN}"):
+    many_named = rf"{len(many)} of them forced_token_ids\), but max_model_len is {MAX_MODEL_LEN}"
+    with pytest.raises(ValueError, match=many_named):
         run(llm, LONG, SamplingParams(max_tokens=None, forced_token_ids=many))
     params = SAMPLED.clone(forced_token_ids=[7], presence_penalty=1.0)
     run(llm, LONG, params)  # of the model's own logits
     with small_llm(logprobs_mode="processed_logprobs") as processed:
         with pytest.raises(ValueError, match="with processed log-probabilities don't go with"):
             run(processed, LONG, params)
+        with pytest.raises(ValueError, match="with processed log-probabilities don't go with"):
+            run(processed, LONG, params.clone(logprobs=None, logprob_token_ids=[9]))
         run(processed, LONG, params.clone(logprobs=None))
+
+
+def test_a_callers_sampler_and_processed_log_probabilities_are_one_line():
+    def likeliest(logits, state, keys):
+        return logits.argmax(1).astype("int32")
+
+    refused = pytest.raises(ValueError, match=r"don't go with LLM\(sampler")
+    with small_llm(logprobs_mode="processed_logprobs", sampler=likeliest) as llm, refused:
+        run(llm, LONG, SAMPLED.clone(forced_token_ids=[7]))
+
+
+@pytest.mark.parametrize("ids", [[0], [5, 6]])
+def test_they_may_be_an_array(llm, ids):
+    params = SAMPLED.clone(forced_token_ids=np.array(ids))
+    assert run(llm, LONG, params).outputs[0].token_ids[: len(ids)] == ids
+    assert GREEDY.clone(stop_token_ids=np.array([0])).stop_token_ids == (0,)
+
+
+def test_what_a_stop_string_cuts_leaves_a_sum_of_what_stays():
+    """Tokens that could not have been drawn have log-probabilities of minus infinity."""
+    for recording in (start_logprobs(0, None), start_logprobs(1, None)):
+        assert recording is not None
+        recording.extend(_scores([-1.0, -2.0, -np.inf]), 0, [3, 4, 5])
+        assert recording.total == -np.inf
+        recording.cut(2)
+        assert recording.total == -3.0
+
+
+def _scores(logprobs):
+    return TokenScores(
+        np.array([[3, 4, 5]], np.int32),
+        np.ones((1, 3), np.bool_),
+        np.array([logprobs], np.float32),
+        top_ids=np.array([[[1]] * 3], np.int32),
+        top_logprobs=np.zeros((1, 3, 1), np.float32),
+    )

@@ -60,7 +60,7 @@ class PeftConfig:
                 given = show(values[name])
                 raise ModelLoadError(
                     f"{file}: {name} is {given}, which is not supported; merge the adapter into "
-                    "the weights"
+                    "the weights with PEFT (merge_and_unload)"
                 )
         if (bias := values.get("bias", "none")) != "none":
             raise ModelLoadError(f"{file}: bias is {show(bias)}; only none is supported")

@@ -113,9 +113,9 @@ class _Chosen:
         return self._sum
 
     def cut(self, length: int) -> None:
-        self._sum -= sum(self._values[length : self._num_summed])
-        self._num_summed = min(length, self._num_summed)
         del self._values[length:], self._ranks[length:]
+        if length < self._num_summed:  # not by a difference: of what is cut, some may be infinite
+            self._sum, self._num_summed = 0.0, 0
 
     def measured(self, start: int) -> Measured:
         return NOT_MEASURED
@@ -146,8 +146,8 @@ class _Likeliest:
         return self._entries[start:]
 
     def cut(self, length: int) -> None:
-        self.total -= _sum_of_chosen(self._entries[length:])
         del self._entries[length:]
+        self.total = _sum_of_chosen(self._entries)  # what is cut may be infinite
 
     def measured(self, start: int) -> Measured:
         return NOT_MEASURED

@@ -31,9 +31,15 @@ class Exactness(NamedTuple):
             )
         if not params.forced_token_ids:
             return
-        reports_edits = params.support is not None or (
-            self.logprobs_mode == "processed_logprobs" and params.logprobs is not None
+        is_processed = self.logprobs_mode == "processed_logprobs" and (
+            params.logprobs is not None or params.logprob_token_ids is not None
         )
+        if is_processed and self.has_sampler:
+            raise ValueError(
+                "forced_token_ids with processed log-probabilities don't go with LLM(sampler=...), "
+                "which draws from what only it knows; start the engine with another logprobs_mode"
+            )
+        reports_edits = params.support is not None or is_processed
         if reports_edits and self.has_processor:
             raise ValueError(
                 "forced_token_ids with support or processed log-probabilities don't go with "

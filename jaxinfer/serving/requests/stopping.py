@@ -27,10 +27,11 @@ def set_limits(request: Request, max_model_len: int, eos_token_ids: AbstractSet[
             f"request {request.request_id!r}: forced_token_ids begin an answer, and it has none"
         )
     if needed > max_model_len:
+        forced = f" ({num_forced} of them forced_token_ids)" if num_forced else ""
         raise ValueError(
             f"request {request.request_id!r}: the prompt has {num_prompt} tokens and needs room "
-            f"for {needed - num_prompt} more, but max_model_len is {max_model_len}; shorten the "
-            "prompt or raise max_model_len"
+            f"for {needed - num_prompt} more{forced}, but max_model_len is {max_model_len}; "
+            f"shorten {'one' if forced else 'the prompt'} or raise max_model_len"
         )
     if request.new.prefill_only:
         request.limits = LengthLimits(num_prompt, num_prompt)

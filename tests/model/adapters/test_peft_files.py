@@ -13,6 +13,7 @@ from jaxinfer.model.adapters.names import paired
 from jaxinfer.model.adapters.peft_files import read_peft
 from jaxinfer.model.adapters.shape import AdapterShape, Matrices, Target
 from jaxinfer.serving.compile.compilation import CompilationCounter
+from jaxinfer.serving.loaded_adapters import of_tree
 from tests.serving.adapters.small_adapters import matrices, save_peft, tree
 from tests.serving.small_llm import CONFIG
 
@@ -132,6 +133,14 @@ def test_arrays_on_a_device_stay_there_and_give_the_same(transposed):
     on_device = SHAPE.adapter("a", None, found)
     assert all(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(on_device.matrices))
     jax.tree.map(np.testing.assert_array_equal, on_device.matrices, on_host.matrices)
+
+
+def test_an_array_that_was_deleted_is_named():
+    leaves = {name: jnp.array(leaf) for name, leaf in tree(matrices(0)).items()}
+    gone = next(reversed(leaves))
+    leaves[gone].delete()
+    with pytest.raises(ValueError, match=rf"{gone.removesuffix('.weight')} was deleted"):
+        of_tree(leaves, 1.0)
 
 
 def test_another_scale_compiles_nothing():
