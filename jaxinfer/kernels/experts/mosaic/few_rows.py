@@ -366,7 +366,7 @@ def _down_block(p: Plan, count, experts, weights, inner, down, *refs, w_smem, h_
                 rows = (own.astype(jnp.float32) + rows.astype(jnp.float32)).astype(rows.dtype)
             store_anyhow(out.at[:, pl.ds(feature, TILE)], rows)
 
-        sum_over_cluster(p, split, (total,), partial, gathered, finish)
+        sum_over_cluster(p.splits, split, (total,), partial, gathered, finish)
 
 
 def _of_tile(p: Plan, stream: Any, feature: Scalar) -> jax.Array:

@@ -229,7 +229,7 @@ def _run(x, weights, matrices, config, low_rank=None):
             "done": plgpu.Barrier(num_arrivals=p.consumers),
         },
         compiler_params=plgpu.CompilerParams(approx_math=True),
-        kernel_name=_name(matrices, low_rank),
+        kernel_name=f"medium_{_kind(matrices, low_rank)}",
     )(*arrays)
 
 
@@ -241,9 +241,9 @@ class _Operands(NamedTuple):
     low_rank: LowRank | None
 
 
-def _name(matrices, low_rank):
-    name = "medium_gated" if matrices == 2 else "medium_project"
-    return f"{name}_low_rank" if low_rank else name
+def _kind(matrices, low_rank):
+    kind = "gated" if matrices == 2 else "project"
+    return f"{kind}_low_rank" if low_rank else kind
 
 
 def _staging(columns):

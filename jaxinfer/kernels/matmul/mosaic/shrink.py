@@ -196,7 +196,7 @@ def _block(p, x, a, slots, owners, out, *, x_smem, a_smem, o_smem, filled, free,
     def _consume():
         sums = _multiply(p, x_smem, a_smem, filled, free)
         finish = functools.partial(_write_own, p, slots, owners, o_smem, out)
-        sum_over_cluster(p, p.split, (sums,), partial, gathered, lambda sums: finish(*sums))
+        sum_over_cluster(p.splits, p.split, (sums,), partial, gathered, lambda sums: finish(*sums))
 
 
 def _stream(p, x, a, x_smem, a_smem, filled, free):

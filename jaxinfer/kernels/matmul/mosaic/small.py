@@ -260,7 +260,7 @@ def _block(p: Plan, tree, x, *refs, w_smem, x_smem, o_smem, filled, free, square
             _finish(p, residual, opened, sums, tile, o_smem, outputs)
 
         def add_clusters(sums):
-            sum_over_cluster(p, split, sums, partial, gathered, finish)
+            sum_over_cluster(p.splits, split, sums, partial, gathered, finish)
 
         ring.sum_over_block(sums, add_clusters)
 

@@ -244,15 +244,15 @@ def _add_products(
 
 
 def sum_over_cluster(
-    p: Plan,
+    splits: int,
     split: Scalar | int,
     sums: Sequence[jax.Array],
     partial: Any,
     gathered: Any,
     finish: Callable[[list[jax.Array]], None],
 ) -> None:
-    """Calls `finish` with the sums over all of a cluster's slices, on its first block."""
-    if p.splits == 1:
+    """Calls `finish` with the sums over all slices of a cluster of `splits`, on its first block."""
+    if splits == 1:
         finish(list(sums))
         return
 
@@ -271,9 +271,7 @@ def sum_over_cluster(
     @pl.when(split == 0)
     def _gather():
         plgpu.barrier_wait(gathered)
-        finish(
-            [add_parts(p.splits - 1, own, partial.at[matrix]) for matrix, own in enumerate(sums)]
-        )
+        finish([add_parts(splits - 1, own, partial.at[matrix]) for matrix, own in enumerate(sums)])
 
 
 def add_parts(count: int, own: jax.Array, partial: Any) -> jax.Array:
