@@ -106,7 +106,7 @@ def shrink(
 def choose(B: int, features: int, size: int) -> ShrinkConfig:
     """How to cut a product: with the fewest splits that occupy enough multiprocessors.
 
-    More blocks, each with less to copy, took longer on an H200 (docs/notes/kernels.md).
+    Not tuned: whole steps took as long with half as many blocks (docs/notes/kernels.md).
 
     Args:
         B: rows.
