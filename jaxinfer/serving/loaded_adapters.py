@@ -228,7 +228,7 @@ def of_tree(tree: Any, scale: float) -> dict[Target, Matrices]:
 
 def _lie_together(leaves: Sequence[Any]) -> bool:
     """Whether all are JAX's arrays on one device or one mesh, so that one program takes them."""
-    if not all(isinstance(leaf, jax.Array) for leaf in leaves):
+    if not leaves or not all(isinstance(leaf, jax.Array) for leaf in leaves):
         return False
     places = [(leaf.sharding.device_set, getattr(leaf.sharding, "mesh", None)) for leaf in leaves]
     devices, mesh = places[0]
