@@ -11,9 +11,9 @@ from jaxinfer.kernels.mosaic import registers
 from jaxinfer.planning.named_shapes import SERVED_SHAPES, shape_config
 
 
-def _problem(B, shapes, matrices, config):
+def _problem(B, shapes, matrices, config, ranks=0):
     outputs = tuple(features for features, _ in shapes[::matrices])
-    return medium._Problem(B, shapes[0][1], outputs, matrices, jnp.dtype("bfloat16"), config)
+    return medium._Problem(B, shapes[0][1], outputs, matrices, jnp.dtype("bfloat16"), config, ranks)
 
 
 def _shared_bytes(problem):
@@ -29,14 +29,15 @@ _FEATURES = st.integers(1, 512).map(lambda n: 64 * n)
     outputs=st.lists(_FEATURES, min_size=1, max_size=3),
     size=_FEATURES,
     gated=st.booleans(),
+    ranks=st.sampled_from([0, 0, 64, 128, 192, 256]),
 )
-def test_every_product_that_is_taken_can_be_built(B, outputs, size, gated):
+def test_every_product_that_is_taken_can_be_built(B, outputs, size, gated, ranks):
     matrices = 2 if gated else 1
     shapes = [(n, size) for n in outputs[:1] * 2] if gated else [(n, size) for n in outputs]
-    config = choose(B, shapes, "bfloat16", matrices=matrices)
+    config = choose(B, shapes, "bfloat16", matrices=matrices, ranks=ranks)
     if config is None:
         return
-    problem = _problem(B, shapes, matrices, config)
+    problem = _problem(B, shapes, matrices, config, ranks)
     problem.check()
     blocks = problem.tiles * problem.row_blocks
     together = 1 if blocks <= 132 else 2
