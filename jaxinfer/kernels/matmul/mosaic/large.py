@@ -46,7 +46,7 @@ _OF_ROWS = _WGMMA.reduce(1)
 _REGISTERS = {2: (232, 40), 3: (160, 32)}
 
 
-def supports(rows: int, dtype: jax.typing.DTypeLike, linears: Sequence[QuantizedLinear]) -> bool:
+def supports(rows: int, dtype: jax.typing.DTypeLike, linears: Sequence[Any]) -> bool:
     """True if these projections of so many rows, which they all read, can be computed here."""
     shapes, forms = [linear.shape for linear in linears], {linear.form for linear in linears}
     known = len(forms) == 1 and jnp.dtype(dtype) == jnp.bfloat16

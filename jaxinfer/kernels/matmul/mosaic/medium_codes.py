@@ -47,7 +47,7 @@ from jaxinfer.kernels.mosaic.rows import load_global, store_anyhow
 _COLUMN = OPERAND.reduce(0)
 
 
-def supports(rows: int, dtype: jax.typing.DTypeLike, weights: Sequence[QuantizedLinear]) -> bool:
+def supports(rows: int, dtype: jax.typing.DTypeLike, weights: Sequence[Any]) -> bool:
     """True if these projections of a number of rows, which they all read, can be computed here.
 
     Where two can, so they can as gate and up.
