@@ -11,7 +11,7 @@ from typing import Literal
 
 from jaxinfer.kernels.choice import Backend
 
-Product = Literal["small", "medium", "medium_codes", "large", "shrink", "experts"]
+Product = Literal["small", "medium", "medium_codes", "large", "experts"]
 Op = Literal["decode", "prefill", "norm_rope_write", Product, "add_norm", "silu_mul", "all_reduce"]
 
 _XLA: Mapping[Op, str] = {
@@ -28,7 +28,6 @@ MODULES: Mapping[Backend, Mapping[Op, str]] = {
         "medium": "jaxinfer.kernels.matmul.mosaic.medium",
         "medium_codes": "jaxinfer.kernels.matmul.mosaic.medium_codes",
         "large": "jaxinfer.kernels.matmul.mosaic.large",
-        "shrink": "jaxinfer.kernels.matmul.mosaic.shrink",
         "experts": "jaxinfer.kernels.experts.mosaic",
         "add_norm": "jaxinfer.kernels.norms.mosaic.add_norm",
         "silu_mul": "jaxinfer.kernels.norms.mosaic.silu_mul",

@@ -1,9 +1,13 @@
 """What the slots of LoRA adapters take of every device."""
 
+import math
+
 from jaxinfer.config import EngineConfig
-from jaxinfer.model.adapters.groups import GROUPS, padded_ranks, width_of_outputs
+from jaxinfer.model.adapters.groups import COUNTS, GROUPS, padded_ranks, width_of_outputs
 from jaxinfer.model.projections import projection_shapes, splits
 from jaxinfer.planning.shapes import BYTES_OF, ModelShape
+
+_COUNT_BYTES = 4
 
 
 def adapter_bytes(shape: ModelShape, dtype: str, config: EngineConfig) -> int:
@@ -24,4 +28,5 @@ def adapter_bytes(shape: ModelShape, dtype: str, config: EngineConfig) -> int:
         for name in names:
             outputs = shapes[name][0] // splits(name, shape, devices)[0]
             values += outputs * width_of_outputs(group, R)
-    return values * shape.num_hidden_layers * BYTES_OF[dtype]
+    of_counts = math.prod(COUNTS) * _COUNT_BYTES
+    return values * shape.num_hidden_layers * BYTES_OF[dtype] + of_counts

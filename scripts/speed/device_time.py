@@ -16,7 +16,7 @@ _KINDS = (
         r"paged_(decode|prefill)_attention|attend_(shared|own)|combine_splits|flash|attention",
     ),
     ("norm, rope and page write", r"norm_rope_write"),
-    ("matrix products", r"small_|medium_|large_|shrink|gemm|cublas|cutlass|nvjet|sm90_|splitK|dot"),
+    ("matrix products", r"small_|medium_|large_|gemm|cublas|cutlass|nvjet|sm90_|splitK|dot"),
     ("addition, norm and SiLU", r"add_norm|silu_mul|quantize_groups"),
     ("reductions between devices", r"nccl|all.?reduce|all.?gather"),
     ("copies", r"memcpy|memset|copy|concatenate|slice"),

@@ -21,7 +21,6 @@ _FUNCTIONS = {
     "norm_rope_write": ["norm_rope_write"],
     "small": ["norm_project", "norm_gated", "project_add", "project", "project_sum_add"],
     "medium": ["project", "gated"],
-    "shrink": ["shrink"],
     "medium_codes": ["supports", "project", "gated"],
     "large": ["supports", "project", "gated"],
     "experts": [

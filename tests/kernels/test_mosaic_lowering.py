@@ -17,7 +17,7 @@ from jaxinfer.kernels.attention.shared_prefix import SharedPrefixes
 from jaxinfer.kernels.collectives.mosaic import all_reduce
 from jaxinfer.kernels.experts.op import mix_add, route
 from jaxinfer.kernels.fp8 import FP8
-from jaxinfer.kernels.matmul.mosaic import large, medium, medium_codes, shrink, small
+from jaxinfer.kernels.matmul.mosaic import large, medium, medium_codes, small
 from jaxinfer.kernels.matmul.op import ResidualStream
 from jaxinfer.kernels.matmul.quantized import QuantizedLinear
 from jaxinfer.kernels.norms.mosaic import add_norm, silu_mul
@@ -106,20 +106,22 @@ def _wide_gated():
     return compile_for_h200(medium.gated, _shape(256, E), _shape(F, E), _shape(F, E))
 
 
+def _low_rank(rows, ranks, *weights):
+    slots, owners, counts = (
+        _shape(*shape, dtype=jnp.int32) for shape in ((rows,), (ranks,), (4, 2))
+    )
+    return medium.LowRank(_shape(ranks, E), weights, slots, owners, counts)
+
+
 def _low_rank_project():
-    weights, ranks = (_shape(H * D, E), _shape(K * D, E)), (_shape(H * D, 64), _shape(K * D, 64))
-    low_rank = medium.LowRank(_shape(256, 128), ranks)
+    low_rank = _low_rank(256, 128, _shape(H * D, 64), _shape(K * D, 64))
+    weights = _shape(H * D, E), _shape(K * D, E)
     return compile_for_h200(medium.project, _shape(256, E), weights, low_rank)
 
 
 def _low_rank_gated():
-    low_rank = medium.LowRank(_shape(16, 128), (_shape(F, 128), _shape(F, 128)))
+    low_rank = _low_rank(16, 128, _shape(F, 128), _shape(F, 128))
     return compile_for_h200(medium.gated, _shape(16, E), _shape(F, E), _shape(F, E), low_rank)
-
-
-def _shrink():
-    slots, owners = _shape(64, dtype=jnp.int32), _shape(192, dtype=jnp.int32)
-    return compile_for_h200(shrink.shrink, _shape(16, E), _shape(192, E), slots, owners)
 
 
 def _large_project():
@@ -238,7 +240,6 @@ _PROGRAMS = {
     "medium_gated": (_wide_gated, {"medium_gated": 1}),
     "medium_project_low_rank": (_low_rank_project, {"medium_project_low_rank": 1}),
     "medium_gated_low_rank": (_low_rank_gated, {"medium_gated_low_rank": 1}),
-    "shrink": (_shrink, {"shrink": 1}),
     "medium_codes_project": (_codes_project, {"medium_codes_project": 1}),
     "medium_codes_gated": (_codes_gated, {"medium_codes_gated": 1}),
     "large_project": (_large_project, {"large_project": 1, "quantize_groups": 1}),

@@ -31,13 +31,14 @@ class Owned:
     """The slots of tokens and of ranks.
 
     Attributes:
-        slots: ``[S]``, of each token's adapter; -1 has none. S is T, or of what kernels read T
-            rounded up to a multiple of `RANK_BLOCK`, as R is.
+        slots: ``[T]``, of each token's adapter; -1 has none.
         owners: ``[n R]``, the slot that each rank belongs to.
+        counts: ``[4, 2]``, zeros, which kernels count in and leave as they were (`LowRank`).
     """
 
     slots: Int32[Array, " S"]
     owners: Int32[Array, " ranks"]
+    counts: Int32[Array, "4 2"]
 
 
 @dataclass(frozen=True)
@@ -168,7 +169,7 @@ def adapted_layer(
 def _ranks(x: jax.Array, linear: AdaptedLinear) -> jax.Array:
     """The ranks of a group ``[T, n R]``; those that are not a token's own are zero."""
     ranks, owned = xla.contract(x, linear.a, x.dtype), linear.owned
-    own = owned.slots[: len(x), None] == owned.owners
+    own = owned.slots[:, None] == owned.owners
     # Selected, not multiplied: what another adapter overflows to reaches no one else.
     return jnp.where(own, ranks, jnp.zeros_like(ranks))
 
@@ -196,7 +197,5 @@ def _medium(kernels: Kernels, x: jax.Array, group: Sequence[Any], *, matrices: i
 def _for_kernels(medium: Any, x: jax.Array, group: Sequence[AdaptedLinear]) -> tuple[Any, Any]:
     """The rows that kernels read, and what they add."""
     rows = jnp.pad(x, ((0, max(_FEWEST_ROWS - len(x), 0)), (0, 0)))
-    owned = group[0].owned
-    shrink = module_of("mosaic", "shrink").shrink
-    ranks = shrink(rows, group[0].a, owned.slots, owned.owners)
-    return rows, medium.LowRank(ranks, tuple(each.b for each in group))
+    a, owned, b = group[0].a, group[0].owned, tuple(each.b for each in group)
+    return rows, medium.LowRank(a, b, owned.slots, owned.owners, owned.counts)

@@ -5,7 +5,7 @@ Each layer has four groups of projections that read the same input. Of each grou
 each projection there is ``b``: ``[O, R]``, or of gate and up, which a kernel computes together,
 ``[O, 2 R]``, zero for the other's ranks. All are zero where a slot is empty or an adapter has fewer
 ranks. They are split over devices as the projections are: ``a`` over its inputs, ``b`` over its
-outputs.
+outputs. Beside the "layers" there are "counts", which kernels count in (`Owned`).
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,7 +18,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from jax.typing import DTypeLike
 from jaxtyping import Array, Int32
 
-from jaxinfer.model.adapters.groups import GROUPS, padded_ranks, width_of_outputs
+from jaxinfer.model.adapters.groups import COUNTS, GROUPS, padded_ranks, width_of_outputs
 from jaxinfer.model.config import ModelConfig
 from jaxinfer.model.projections import projection_shapes
 
@@ -41,7 +41,7 @@ def describe_slots(
     num_slots: int,
     ranks: int,
 ) -> dict[str, Any]:
-    """The slots' tree of ``jax.ShapeDtypeStruct``, by layer, group, and "a" or "b".
+    """The slots' tree of ``jax.ShapeDtypeStruct``: of "layers" by layer, group, and "a" or "b".
 
     Args:
         params: the model's description, with shardings.
@@ -69,7 +69,12 @@ def describe_slots(
         return {"a": a, "b": of_outputs}
 
     layers = params["model"]["layers"].items()
-    return {i: {group: describe_group(layer, group) for group in GROUPS} for i, layer in layers}
+    described = {
+        i: {group: describe_group(layer, group) for group in GROUPS} for i, layer in layers
+    }
+    mesh = _sharding(params["model"]["layers"]["0"]["self_attn"]["q_proj"]).mesh
+    counts = jax.ShapeDtypeStruct(COUNTS, np.int32, sharding=NamedSharding(mesh, PartitionSpec()))
+    return {"layers": described, "counts": counts}
 
 
 def _sharding(weight: Any) -> NamedSharding:
@@ -91,14 +96,15 @@ def describe_adapter(slots: Mapping[str, Any], ranks: int) -> dict[str, Any]:
         slots: of `describe_slots`.
         ranks: r.
     """
-    layers, described = len(slots), {}
+    first, described = slots["layers"]["0"], {}
+    layers = len(slots["layers"])
 
     def of_layers(leaf: Any, shape: tuple[int, int], spec: Sequence[Any]) -> jax.ShapeDtypeStruct:
         sharding = NamedSharding(leaf.sharding.mesh, PartitionSpec(None, *spec))
         return jax.ShapeDtypeStruct((layers, *shape), leaf.dtype, sharding=sharding)
 
     for group, (part, names) in GROUPS.items():
-        a, of_outputs = slots["0"][group]["a"], slots["0"][group]["b"]
+        a, of_outputs = first[group]["a"], first[group]["b"]
         for name in names:
             b = of_outputs[name]
             described.setdefault(part, {})[name] = {
@@ -116,12 +122,13 @@ def write_slot(slots: Any, slot: Int32[Array, ""], adapter: Any) -> Any:
         slot: which; clamped to the last.
         adapter: as `describe_adapter` has it.
     """
-    return {
+    layers = {
         layer: {
             group: _written(group, each, slot, adapter, int(layer)) for group, each in of.items()
         }
-        for layer, of in slots.items()
+        for layer, of in slots["layers"].items()
     }
+    return {**slots, "layers": layers}
 
 
 def _written(group: str, slots: Any, slot: jax.Array, adapter: Any, layer: int) -> dict[str, Any]:

@@ -15,6 +15,9 @@ GROUPS: Mapping[str, tuple[str, tuple[str, ...]]] = {
 ADAPTED = tuple((part, name) for part, names in GROUPS.values() for name in names)
 """The projections of a layer that adapters may change: (part of the layer, name)."""
 
+COUNTS = (4, 2)
+"""Shape of what kernels count in, int32."""
+
 _SHARES_RANKS = frozenset({"gate_up"})
 """Groups whose outputs have columns for the ranks of all."""
 

@@ -110,8 +110,9 @@ class AdapterShape:
         sizes = tuple((part, each, *shapes[each]) for part, each in ADAPTED)
         layers, dtype = self.config.num_hidden_layers, np.dtype(self.dtype)
         matrices, finite = build(dict(found), sizes, layers, self.ranks, dtype)
-        if not np.all(list(finite.values())):
-            first = next(target for target in found if not finite[target])
+        wrong = [each for each in found if not finite[each.part, each.name][each.layer]]
+        if wrong:
+            first = wrong[0]
             raise ValueError(f"adapter {show(name)}: {first} holds NaN or infinity in {dtype.name}")
         return Adapter(name, next(_versions), path, matrices)
 
@@ -148,8 +149,8 @@ def _stacked(
     ranks: int,
     dtype: Any,
     xp: Any = np,
-) -> tuple[dict[str, Any], dict[Target, Any]]:
-    """The arrays of `describe_adapter`, and whether those of each projection are finite.
+) -> tuple[dict[str, Any], dict[tuple[str, str], Any]]:
+    """The arrays of `describe_adapter`, and by projection in which layers they are finite.
 
     Args:
         found: matrices of the projections that are changed; all others are zero.
@@ -157,7 +158,7 @@ def _stacked(
         xp: NumPy, or JAX's.
     """
     stacked: dict[str, Any] = {}
-    finite: dict[Target, Any] = {}
+    finite: dict[tuple[str, str], Any] = {}
     for part, name, outputs, inputs in sizes:
         of_a, of_b = [], []
         for layer in range(layers):
@@ -170,24 +171,25 @@ def _stacked(
             with np.errstate(over="ignore", invalid="ignore"):  # refused by the caller
                 a = a.astype(np.float32).astype(dtype)
                 b = (b.astype(np.float32) * xp.float32(own.scale)).astype(dtype)
-            # By NaN and infinity, ranks of zero would reach other tokens.
-            finite[target] = is_finite(a, xp) & is_finite(b, xp)
             padding = ranks - len(a)
             of_a.append(xp.pad(a, ((0, padding), (0, 0))))
             of_b.append(xp.pad(b, ((0, 0), (0, padding))))
-        stacked.setdefault(part, {})[name] = {"a": xp.stack(of_a), "b": xp.stack(of_b)}
+        a, b = xp.stack(of_a), xp.stack(of_b)
+        stacked.setdefault(part, {})[name] = {"a": a, "b": b}
+        # By NaN and infinity, ranks of zero would reach other tokens.
+        finite[part, name] = xp.isfinite(a).all((1, 2)) & xp.isfinite(b).all((1, 2))
     return stacked, finite
 
 
 def _stacked_on_device(
     found: Mapping[Target, Matrices], *sizes: Any
-) -> tuple[dict[str, Any], dict[Target, Any]]:
+) -> tuple[dict[str, Any], dict[tuple[str, str], Any]]:
     """As `_stacked`, of JAX's arrays, by one program: nothing passes through the host."""
     arrays = [(each.a, each.b) for each in found.values()]
     scales = np.array([each.scale for each in found.values()], np.float32)
     kinds = tuple((target, each.transposed) for target, each in found.items())
     stacked, finite = _jitted(arrays, scales, kinds, *sizes)
-    return stacked, dict(zip(found, np.asarray(finite), strict=True))
+    return stacked, dict(zip(_projections(sizes[0]), np.asarray(finite), strict=True))
 
 
 @partial(jax.jit, static_argnames=("kinds", "sizes", "layers", "ranks", "dtype"))
@@ -203,9 +205,13 @@ def _jitted(
     each = zip(kinds, arrays, scales, strict=True)
     found = {target: Matrices(a, b, scale, turned) for (target, turned), (a, b), scale in each}
     stacked, finite = _stacked(found, sizes, layers, ranks, dtype, jnp)
-    return stacked, jnp.stack([finite[target] for target, *_ in kinds])
+    return stacked, jnp.stack([finite[each] for each in _projections(sizes)])
 
 
-def is_finite(array: Any, xp: Any = np) -> Any:
-    """Whether no value is NaN or infinity; `xp` is NumPy, or JAX's."""
-    return xp.isfinite(array.astype(np.float32)).all()
+def _projections(sizes: Sequence[tuple[str, str, int, int]]) -> list[tuple[str, str]]:
+    return [(part, name) for part, name, *_ in sizes]
+
+
+def is_finite(array: Any) -> bool:
+    """Whether no value is NaN or infinity."""
+    return bool(np.isfinite(array.astype(np.float32)).all())

@@ -1,5 +1,6 @@
 """A loop over a model's layers whose projections have adapters, each token's own."""
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -8,7 +9,6 @@ import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 
-from jaxinfer.kernels.constants import RANK_BLOCK
 from jaxinfer.kernels.matmul.adapted import Owned, adapted_layer
 from jaxinfer.kernels.matmul.op import ResidualStream
 from jaxinfer.kernels.policy import Kernels
@@ -63,15 +63,16 @@ class AdaptedLayers:
         if SLOT_OF_TOKEN.name not in whole.of_tokens:
             options = {"whole": whole, "last_rows": last_rows}
             return EVERY_LAYER(params, kinds, kv, parts, step_of, **options)
-        layers, adapters, last = params["model"]["layers"], params[ADAPTERS], len(kinds) - 1
+        layers, last = params["model"]["layers"], len(kinds) - 1
+        adapters, counts = params[ADAPTERS]["layers"], params[ADAPTERS]["counts"]
         slots = whole.of_tokens[SLOT_OF_TOKEN.name]
-        owned = self._owned(slots)
+        owned = self._owned(slots, counts)
         adapted = {
             str(i): adapted_layer(layers[str(i)], adapters[str(i)], GROUPS, owned, self.kernels)
             for i in range(last)
         }
         if last_rows is not None:  # each row is one query from attention on
-            wanted = self._owned(slots.at[last_rows].get(mode="clip"))
+            wanted = self._owned(slots.at[last_rows].get(mode="clip"), counts)
             owned = {**wanted, _BEFORE_ATTENTION: owned[_BEFORE_ATTENTION]}
         end = str(last)
         adapted[end] = adapted_layer(layers[end], adapters[end], GROUPS, owned, self.kernels)
@@ -86,11 +87,11 @@ class AdaptedLayers:
             last_rows=last_rows,
         )
 
-    def _owned(self, slots: jax.Array) -> dict[str, Owned]:
+    def _owned(self, slots: jax.Array, counts: jax.Array) -> dict[str, Owned]:
         """By group, for the tokens of these slots."""
-        padded = jnp.pad(slots, (0, -len(slots) % RANK_BLOCK), constant_values=-1)
+        owners = functools.partial(rank_owners, self.num_slots, self.ranks)
         return {
-            group: Owned(padded, jnp.asarray(rank_owners(self.num_slots, self.ranks, len(names))))
+            group: Owned(slots, jnp.asarray(owners(len(names))), counts)
             for group, (_, names) in GROUPS.items()
         }
 

@@ -203,34 +203,34 @@ def _medium() -> Iterator[Launch]:
         )
         gate, up = _draw(6, _F, _E), _draw(7, _F, _E)
         yield Launch(f"gate and up of {B} rows", medium.gated, _gated, (x, gate, up))
+    yield from _low_rank()
 
 
-def _shrink() -> Iterator[Launch]:
-    """Ranks of adapters, of which a row keeps its own, and the products that they are added to."""
-    medium, shrink = module_of("mosaic", "medium"), module_of("mosaic", "shrink").shrink
+def _low_rank() -> Iterator[Launch]:
+    """Products that ranks of adapters are added to, of which a row keeps its own."""
+    medium = module_of("mosaic", "medium")
     for B in (16, 256):
-        slots = jnp.asarray(np.arange(-(-B // 64) * 64) % 5 - 1, jnp.int32)
-        owners = jnp.repeat(jnp.arange(4, dtype=jnp.int32), 16)
-        x, q, k = _draw(0, B, _E), _draw(3, 2048, _E), _draw(4, 1024, _E)
-        a, both = _draw(5, 128, _E), jnp.tile(owners, 2)
+        slots = jnp.asarray(np.arange(B) % 5 - 1, jnp.int32)
+        owners = jnp.tile(jnp.repeat(jnp.arange(4, dtype=jnp.int32), 16), 2)
+        x, q, k, a = _draw(0, B, _E), _draw(3, 2048, _E), _draw(4, 1024, _E), _draw(5, 128, _E)
+        of_q, of_k = _draw(6, 2048, 64), _draw(7, 1024, 64)
 
-        def own(x: jax.Array, a: jax.Array, slots: jax.Array, owners: jax.Array) -> jax.Array:
-            return jnp.where(slots[: len(x), None] == owners, _product(x, a), 0).astype(x.dtype)
+        def add(x: jax.Array, *weights: jax.Array) -> tuple[jax.Array, ...]:
+            *pair, a, of_q, of_k, slots, owners = weights
+            counts = jnp.zeros((4, 2), jnp.int32)
+            return medium.project(x, pair, medium.LowRank(a, (of_q, of_k), slots, owners, counts))
 
-        yield Launch(f"ranks of {B} rows", shrink, own, (x, a, slots, both))
-        ranks, (of_q, of_k) = own(x, a, slots, both), (_draw(6, 2048, 64), _draw(7, 1024, 64))
-
-        def add(x: jax.Array, ranks: jax.Array, *pairs: jax.Array) -> tuple[jax.Array, ...]:
-            return medium.project(x, pairs[:2], medium.LowRank(ranks, pairs[2:]))
-
-        def added(x: jax.Array, ranks: jax.Array, *pairs: jax.Array) -> tuple[jax.Array, ...]:
+        def added(x: jax.Array, *weights: jax.Array) -> tuple[jax.Array, ...]:
+            *pair, a, of_q, of_k, slots, owners = weights
+            ranks = jnp.where(slots[:, None] == owners, _product(x, a), 0).astype(x.dtype)
             parts = jnp.split(ranks, 2, axis=1)
             return tuple(
                 _product(x, weight) + _product(part, own)
-                for weight, part, own in zip(pairs[:2], parts, pairs[2:], strict=True)
+                for weight, part, own in zip(pair, parts, (of_q, of_k), strict=True)
             )
 
-        yield Launch(f"q and k of {B} rows with ranks", add, added, (x, ranks, q, k, of_q, of_k))
+        operands = (x, q, k, a, of_q, of_k, slots, owners)
+        yield Launch(f"q and k of {B} rows with ranks", add, added, operands)
 
 
 def _medium_codes() -> Iterator[Launch]:
@@ -366,7 +366,6 @@ _BY_OP: dict[Op, Callable[[], Iterator[Launch]]] = {
     "norm_rope_write": _norm_rope_write,
     "small": _small,
     "medium": _medium,
-    "shrink": _shrink,
     "medium_codes": _medium_codes,
     "large": _large,
     "experts": _experts,

@@ -6,7 +6,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 
-from jaxinfer.kernels.collectives.mosaic.ptx import Word
+from jaxinfer.kernels.mosaic.ptx import Word
 
 _COMPARE: dict[str, Callable[[int, int], bool]] = {
     "eq": lambda a, b: a == b,

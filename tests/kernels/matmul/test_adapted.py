@@ -13,7 +13,8 @@ SLOTS = jnp.array([2, -1, 0, 2, 1], jnp.int32)
 
 
 def owned(slots, num_slots):
-    return Owned(slots, jnp.repeat(jnp.arange(num_slots, dtype=jnp.int32), R))
+    owners = jnp.repeat(jnp.arange(num_slots, dtype=jnp.int32), R)
+    return Owned(slots, owners, jnp.zeros((4, 2), jnp.int32))
 
 
 def leaf(seed=0, slots=SLOTS):

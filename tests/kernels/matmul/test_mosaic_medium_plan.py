@@ -13,6 +13,8 @@ from jaxinfer.planning.named_shapes import SERVED_SHAPES, shape_config
 
 def _problem(B, shapes, matrices, config, ranks=0):
     outputs = tuple(features for features, _ in shapes[::matrices])
+    if ranks:  # They are the first output.
+        outputs = (ranks * len(outputs), *outputs)
     return medium._Problem(B, shapes[0][1], outputs, matrices, jnp.dtype("bfloat16"), config, ranks)
 
 
@@ -39,7 +41,7 @@ def test_every_product_that_is_taken_can_be_built(B, outputs, size, gated, ranks
         return
     problem = _problem(B, shapes, matrices, config, ranks)
     problem.check()
-    blocks = problem.tiles * problem.row_blocks
+    blocks = problem.blocks_of_features * config.share_rows * problem.row_blocks
     together = 1 if blocks <= 132 else 2
     assert blocks <= 132 * together
     assert _shared_bytes(problem) * together <= 225 * 1024
@@ -67,6 +69,13 @@ def test_published_shapes_have_their_q_k_and_v_in_one_launch(name, B):
 )
 def test_gate_and_up_of_8b(B, expected):
     assert choose(B, [(12288, 4096)] * 2, "bfloat16", matrices=2) == expected
+
+
+def test_clusters_that_read_rows_together_compute_ranks_or_none():
+    config = MediumConfig(64, 128, 7, share_rows=2)
+    problem = _problem(256, [(3072, 1024)] * 2, 2, config, ranks=320)
+    assert problem.tiles_by_output == (4, 48)  # 3 tiles would hold the ranks
+    assert problem.output_shapes == ((256, 512), (256, 3072))
 
 
 def test_single_products_of_few_or_many_rows_are_left_to_xla():

@@ -22,9 +22,10 @@ import jax.numpy as jnp
 from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxlib.mlir.dialects import arith
 
-from jaxinfer.kernels.collectives.mosaic import instructions, ptx
-from jaxinfer.kernels.collectives.mosaic.ptx import Word
+from jaxinfer.kernels.collectives.mosaic import instructions
+from jaxinfer.kernels.mosaic import ptx
 from jaxinfer.kernels.mosaic.pages import Ref, RegisterLayout, Scalar
+from jaxinfer.kernels.mosaic.ptx import Word
 
 type Offset = Any
 """A number of bytes, or of blocks: a `Word` in a kernel, or an int."""

@@ -12,8 +12,8 @@ each multiply them, as in FlashAttention-3 (Shah et al. 2024, arXiv:2407.08608).
 rows form a cluster that reads each tile of weights once (multicast), and so do `share_rows` blocks
 of neighbouring features with each tile of rows. An output's last tile may reach beyond its end.
 
-Both add low-rank products to their own (`LowRank`): a block's contraction goes on over ranks, which
-`shrink.py` computes.
+Both add low-rank products to their own (`low_rank.py`): the ranks are one more output, the first,
+and the other blocks' contraction goes on over them.
 
 Which products pay, and with which sizes, is in `medium_plan.py`.
 """
@@ -32,7 +32,15 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxtyping import Array, Float
 
-from jaxinfer.kernels.matmul.mosaic.medium_plan import CHUNK, WIDEST, MediumConfig, choose
+from jaxinfer.kernels.matmul.mosaic import low_rank as adapters
+from jaxinfer.kernels.matmul.mosaic.low_rank import LowRank
+from jaxinfer.kernels.matmul.mosaic.medium_plan import (
+    CHUNK,
+    WIDEST,
+    MediumConfig,
+    choose,
+    tiles_of_ranks,
+)
 from jaxinfer.kernels.mosaic.pages import SWIZZLED, Scalar, on_warps, swizzled
 from jaxinfer.kernels.mosaic.rows import store_anyhow
 
@@ -40,19 +48,6 @@ from jaxinfer.kernels.mosaic.rows import store_anyhow
 # with, the same for all, would not hold the sums; by consumers.
 _REGISTERS = {2: (232, 40), 3: (160, 32)}
 _MOST_SUMS = 64
-
-
-class LowRank(NamedTuple):
-    """Products that are added to others of the same rows, before these are rounded.
-
-    Attributes:
-        ranks: ``[B, n R]``, of `shrink.py`: R columns for each of `project`'s n weights in turn, or
-            R for both of `gated`'s. R is a multiple of 64.
-        weights: ``[O, R]`` for each weight.
-    """
-
-    ranks: Float[Array, "B _"]
-    weights: tuple[Float[Array, "_ R"], ...]
 
 
 def project(
@@ -93,7 +88,7 @@ class _Problem:
 
     B: int
     size: int  # I, the contraction
-    outputs: tuple[int, ...]  # features of each output
+    outputs: tuple[int, ...]  # features of each output; of adapters' ranks first
     matrices: int  # that one block reads: 2 for gate and up
     dtype: jnp.dtype
     config: MediumConfig
@@ -101,22 +96,39 @@ class _Problem:
 
     @property
     def parts(self) -> tuple[int, ...]:
-        """How many times a stage is filled with inputs, and with ranks."""
+        """How many times a stage can be filled with inputs, and with ranks."""
         return tuple(size // (CHUNK * self.config.depth) for size in (self.size, self.ranks))
 
+    def steps(self, operands: _Operands) -> int | Scalar:
+        """How many times this block fills a stage: those that add ranks, for what rows have."""
+        inputs = self.parts[0]
+        if operands.low_rank is None:
+            return inputs
+        return jnp.where(self.has_ranks, inputs, inputs + operands.low_rank.pieces[0])
+
     @property
-    def steps(self) -> int:
-        """How many times a stage is filled."""
-        return sum(self.parts)
+    def rank_tiles(self) -> int:
+        """The first tiles, of ranks."""
+        if not self.ranks:
+            return 0
+        return tiles_of_ranks(self.outputs[0], self.columns, self.config.share_rows)
+
+    @property
+    def has_ranks(self) -> Scalar:
+        """Whether this block computes ranks."""
+        return self.tile < self.rank_tiles
+
+    @property
+    def adds_ranks(self) -> Scalar:
+        """Whether this block waits for ranks, and adds their product."""
+        return self.tile >= self.rank_tiles
 
     @property
     def first_rank(self) -> Scalar:
         """The first of the ranks that this block's output has for itself."""
-        before = jnp.int32(0)
-        first = 0
-        for features in self.outputs[:-1]:
-            first += -(-features // self.config.features)
-            before += (self.tile >= first).astype(jnp.int32)
+        before, tiles = jnp.int32(0), self.tiles_by_output
+        for index in range(2, len(tiles)):
+            before += (self.tile >= sum(tiles[:index])).astype(jnp.int32)
         return before * self.ranks
 
     @property
@@ -139,8 +151,22 @@ class _Problem:
         return -(-self.B // self.config.rows)
 
     @property
-    def tiles(self) -> int:
-        return sum(-(-features // self.config.features) for features in self.outputs)
+    def tiles_by_output(self) -> tuple[int, ...]:
+        tiles = tuple(-(-features // self.config.features) for features in self.outputs)
+        return (self.rank_tiles, *tiles[1:]) if self.ranks else tiles
+
+    @property
+    def output_shapes(self) -> tuple[tuple[int, int], ...]:
+        """With room for all ranks that blocks compute, also beyond the last."""
+        shapes = tuple((self.B, features) for features in self.outputs)
+        columns = -(-self.rank_tiles * self.columns // CHUNK) * CHUNK  # Chunks of them are read.
+        room = self.row_blocks * self.config.rows, columns
+        return (room, *shapes[1:]) if self.ranks else shapes
+
+    @property
+    def blocks_of_features(self) -> int:
+        """Blocks along the tiles, also those beyond the last that fill up a cluster."""
+        return -(-sum(self.tiles_by_output) // self.config.share_rows)
 
     @property
     def cluster(self) -> dict[str, int]:
@@ -163,15 +189,19 @@ class _Problem:
             return lax.axis_index("tile") * 0  # A constant slice must not reach beyond the last.
         return lax.axis_index("rows") * self.config.rows
 
+    def rows_of(self, consumer: Scalar) -> pl.Slice:
+        """The rows of one of this block's consumers."""
+        return pl.ds(self.row + consumer * self.config.group, self.config.group)
+
     def by_output(self, do: Callable[[int, Scalar], None]) -> None:
         """Calls `do(output, first feature)` for the output that this block's tile belongs to."""
         first = 0
-        for index, features in enumerate(self.outputs):
-            count = -(-features // self.config.features)
+        for index, count in enumerate(self.tiles_by_output):
             mine = self.tile >= first
             if index + 1 < len(self.outputs):  # Beyond the last tile lie a whole cluster's.
                 mine &= self.tile < first + count
-            pl.when(mine)(functools.partial(do, index, (self.tile - first) * self.config.features))
+            width = self.columns if self.ranks and not index else self.config.features
+            pl.when(mine)(functools.partial(do, index, (self.tile - first) * width))
             first += count
 
     def check(self) -> None:
@@ -194,9 +224,17 @@ def _run(x, weights, matrices, config, low_rank=None):
     if config is None:
         raise ValueError(f"no configuration for x {x.dtype}{x.shape} and weights {shapes}")
     outputs = tuple(w.shape[0] for w in weights[::matrices])
+    if low_rank:
+        outputs = (len(low_rank.a), *outputs)
     B, size = x.shape
     p = _Problem(B, size, outputs, matrices, jnp.dtype(x.dtype), config, ranks)
     p.check()
+    if low_rank:
+        low_rank = adapters.operands(
+            low_rank,
+            room=p.output_shapes[0],
+            piece=CHUNK * config.depth,
+        )
     operands = _Operands(x, weights, low_rank)
     arrays, tree = jax.tree.flatten(operands)
     c = p.config
@@ -209,10 +247,10 @@ def _run(x, weights, matrices, config, low_rank=None):
         free = plgpu.ClusterBarrier(
             collective_axes=tuple(p.cluster), num_arrivals=p.consumers, num_barriers=c.stages
         )
-    return plgpu.kernel(
+    products = plgpu.kernel(
         functools.partial(_block, p, tree),
-        out_type=tuple(jax.ShapeDtypeStruct((p.B, n), p.dtype) for n in outputs),
-        grid=(-(-p.tiles // c.share_rows),),
+        out_type=tuple(jax.ShapeDtypeStruct(shape, p.dtype) for shape in p.output_shapes),
+        grid=(p.blocks_of_features,),
         grid_names=("tile",),
         cluster=tuple(p.cluster.values()),
         cluster_names=tuple(p.cluster),
@@ -231,6 +269,7 @@ def _run(x, weights, matrices, config, low_rank=None):
         compiler_params=plgpu.CompilerParams(approx_math=True),
         kernel_name=f"medium_{_kind(matrices, low_rank)}",
     )(*arrays)
+    return products[1:] if low_rank else products
 
 
 class _Operands(NamedTuple):
@@ -238,7 +277,7 @@ class _Operands(NamedTuple):
 
     x: jax.Array
     weights: tuple[jax.Array, ...]
-    low_rank: LowRank | None
+    low_rank: adapters.Operands | None
 
 
 def _kind(matrices, low_rank):
@@ -265,70 +304,103 @@ def _block(p, tree, *refs, xo_smem, w_smem, filled, free, done):
             lambda: p.by_output(
                 functools.partial(_stream_weights, p, operands, w_smem, filled, free)
             ),
-            lambda: _stream_rows(p, operands, x_smem, filled, free),
+            lambda: _stream_rows(p, operands, outputs, x_smem, filled, free),
         )
 
     @pl.when(consumer < p.consumers)
     def _consume():
         if p.registers is not None:
             plgpu.set_max_registers(p.registers[0], action="increase")
-        sums = _multiply(p, consumer, x_smem, w_smem, filled, free)
+        sums = _multiply(p, operands, consumer, x_smem, w_smem, filled, free)
         plgpu.barrier_arrive(done)
         plgpu.barrier_wait(done)
-        out = sums[:, : p.config.features]
-        if p.matrices == 2:
-            out = out / (1.0 + jnp.exp(-out)) * sums[:, p.config.features :]
-        store_anyhow(o_smem.at[consumer], out.astype(p.dtype))
-        plgpu.commit_smem()
-
-        def write(output, feature):
-            rows = pl.ds(p.row + consumer * p.config.group, p.config.group)
-            columns = pl.ds(feature, p.config.features)
-            plgpu.copy_smem_to_gmem(o_smem.at[consumer], outputs[output].at[rows, columns])
-
-        p.by_output(write)
-        plgpu.wait_smem_to_gmem(0)
+        write = functools.partial(_write, p, consumer, sums, outputs, o_smem)
+        if not p.ranks:
+            return write()
+        pl.when(p.has_ranks)(lambda: _write_ranks(p, consumer, sums, operands.low_rank, outputs[0]))
+        pl.when(p.adds_ranks)(write)
 
 
-def _stream(p, free, copy_inputs, copy_ranks):
-    """Producer warp: calls `copy_...(stage, slot, first column)` for each chunk in turn.
+def _write(p, consumer, sums, outputs, o_smem):
+    out = sums[:, : p.config.features]
+    if p.matrices == 2:
+        out = out / (1.0 + jnp.exp(-out)) * sums[:, p.config.features :]
+    store_anyhow(o_smem.at[consumer], out.astype(p.dtype))
+    plgpu.commit_smem()
+
+    def write(output, feature):
+        columns = pl.ds(feature, p.config.features)
+        plgpu.copy_smem_to_gmem(
+            o_smem.at[consumer], outputs[output].at[p.rows_of(consumer), columns]
+        )
+
+    p.by_output(write)
+    plgpu.wait_smem_to_gmem(0)
+
+
+def _write_ranks(p, consumer, sums, low_rank, ranks):
+    """Writes this consumer's ranks, and says so to the blocks that wait for them."""
+    columns = pl.ds(p.tile * p.columns, p.columns)
+    adapters.write_own(sums, low_rank, p.rows_of(consumer), columns, ranks)
+    adapters.count(low_rank.counts, p.row // p.config.rows)
+
+
+def _stream(p, free, copy):
+    """Producer warp: calls `copy(stage, slot, first column)` for each chunk of inputs in turn.
 
     Each as soon as its stage is free.
     """
+    fill = functools.partial(_fill, p, free, copy)
+    lax.fori_loop(0, p.parts[0], lambda step, _: fill(step, step), None)
+
+
+def _stream_ranks(p, operands, free, copy):
+    """Goes on as `_stream` did, for the ranks that any row has."""
+    inputs, pieces = p.parts[0], operands.low_rank.pieces
+    fill = functools.partial(_fill, p, free, copy)
+
+    def fill_next(index, _):
+        fill(inputs + index, pieces[index + 1])
+
+    lax.fori_loop(0, pieces[0], fill_next, None)
+
+
+def _fill(p, free, copy, step, piece):
+    """Fills the stage of a step with a piece of the contraction."""
     stages, depth = p.config.stages, p.config.depth
-
-    def fill(copy, before, step, _):
-        stage = lax.rem(step, jnp.int32(stages))
-        pl.when(step >= stages)(lambda: plgpu.barrier_wait(free.at[stage]))
-        own = step - before if before else step
-        for chunk in range(depth):
-            column = (own * depth + chunk) * CHUNK
-            copy(stage, stage * depth + chunk, column)
-
-    inputs, ranks = p.parts
-    lax.fori_loop(0, inputs, functools.partial(fill, copy_inputs, 0), None)
-    if ranks:
-        fill_ranks = functools.partial(fill, copy_ranks, inputs)
-        lax.fori_loop(inputs, inputs + ranks, fill_ranks, None)
+    stage = lax.rem(step, jnp.int32(stages))
+    pl.when(step >= stages)(lambda: plgpu.barrier_wait(free.at[stage]))
+    for chunk in range(depth):
+        column = (piece * depth + chunk) * CHUNK
+        copy(stage, stage * depth + chunk, column)
 
 
 def _stream_weights(p, operands, w_smem, filled, free, output, feature):
     def copy(weights, stage, slot, column):
-        for matrix in range(p.matrices):
+        for matrix, (weight, first) in enumerate(weights):
             plgpu.copy_gmem_to_smem(
-                weights[output * p.matrices + matrix].at[
-                    pl.ds(feature, p.config.features), pl.ds(column, CHUNK)
-                ],
+                weight.at[pl.ds(first, p.config.features), pl.ds(column, CHUNK)],
                 w_smem.at[slot, pl.ds(matrix * p.config.features, p.config.features)],
                 filled.at[stage],
                 collective_axes="rows" if "rows" in p.cluster else None,
             )
 
-    low = operands.low_rank and functools.partial(copy, operands.low_rank.weights)
-    _stream(p, free, functools.partial(copy, operands.weights), low)
+    if p.ranks and not output:
+        firsts = [feature + matrix * p.config.features for matrix in range(p.matrices)]
+        of_ranks = [(operands.low_rank.a, first) for first in firsts]
+        return _stream(p, free, functools.partial(copy, of_ranks))
+    start = (output - (p.ranks > 0)) * p.matrices
+
+    def of_output(weights):
+        own = weights[start : start + p.matrices]
+        return functools.partial(copy, [(weight, feature) for weight in own])
+
+    _stream(p, free, of_output(operands.weights))
+    if p.ranks:
+        _stream_ranks(p, operands, free, of_output(operands.low_rank.weights))
 
 
-def _stream_rows(p, operands, x_smem, filled, free):
+def _stream_rows(p, operands, outputs, x_smem, filled, free):
     def copy(rows, first, stage, slot, column):
         column = column if first is None else first + column
         plgpu.copy_gmem_to_smem(
@@ -338,15 +410,24 @@ def _stream_rows(p, operands, x_smem, filled, free):
             collective_axes="column" if "column" in p.cluster else None,
         )
 
-    low = operands.low_rank
-    if low is not None:
-        low = functools.partial(copy, low.ranks, p.first_rank if len(p.outputs) > 1 else None)
-    _stream(p, free, functools.partial(copy, operands.x, None), low)
+    _stream(p, free, functools.partial(copy, operands.x, None))
+    if not p.ranks:
+        return
+
+    @pl.when(p.adds_ranks)
+    def _go_on():
+        ready = p.rank_tiles * p.consumers
+        others = p.blocks_of_features * p.config.share_rows - p.rank_tiles
+        block = p.row // p.config.rows
+        adapters.wait(operands.low_rank.counts, block, ready=ready, others=others)
+        first = p.first_rank if len(p.outputs) > 2 else None
+        _stream_ranks(p, operands, free, functools.partial(copy, outputs[0], first))
 
 
-def _multiply(p, consumer, x_smem, w_smem, filled, free):
+def _multiply(p, operands, consumer, x_smem, w_smem, filled, free):
     """This consumer's rows times every matrix of the block, side by side."""
     stages, depth, group = p.config.stages, p.config.depth, p.config.group
+    steps = p.steps(operands)
 
     def products(sums):
         def one(step, _):
@@ -360,11 +441,11 @@ def _multiply(p, consumer, x_smem, w_smem, filled, free):
             last = step - 1
 
             # Only where a block waits for it: other blocks of the cluster may have ended.
-            @pl.when((step > 0) & (last + stages < p.steps))
+            @pl.when((step > 0) & (last + stages < steps))
             def _():
                 plgpu.barrier_arrive(free.at[lax.rem(last, jnp.int32(stages))])
 
-        lax.fori_loop(0, p.steps, one, None)
+        lax.fori_loop(0, steps, one, None)
         return sums[...]
 
     return pl.run_scoped(products, plgpu.ACC((group, p.columns), jnp.float32))

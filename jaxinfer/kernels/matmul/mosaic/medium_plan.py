@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Sequence
 
 import jax
@@ -60,7 +61,8 @@ def choose(
         shapes: `(O, I)` of every weight.
         dtype: of rows and weights.
         matrices: 1 for `project`, 2 for `gated`.
-        ranks: R of what is added to each product, where XLA would take launches of its own.
+        ranks: R of what is added to each product, where XLA would take launches of its own. Blocks
+            compute the ranks, too, as one more output.
     """
     size = shapes[0][1]
     whole = B % 8 == 0 == size % CHUNK and all(features % 64 == 0 for features, _ in shapes)
@@ -73,14 +75,16 @@ def choose(
     rows, group = cut
     row_blocks = -(-B // rows)
     outputs = [features for features, _ in shapes[::matrices]]
+    all_ranks = ranks * len(outputs)
+    one_wave = functools.partial(_one_wave, outputs, row_blocks, all_ranks, matrices)
     many = rows > 2 * _GROUP or group > _GROUP
     widest = (_WIDEST_OF_MANY_ROWS if many else WIDEST) // matrices
     if rows > group > _GROUP and not registers.can_be_moved():
         widest = _WIDEST_UNMOVED // matrices
     blocks, fewest_stages = MULTIPROCESSORS, 2
-    if _one_wave(outputs, row_blocks, blocks) > widest:
+    if one_wave(blocks) > widest:
         blocks, fewest_stages = 2 * MULTIPROCESSORS, 4  # Two on each, with half its memory.
-    features = _one_wave(outputs, row_blocks, blocks)
+    features = one_wave(blocks)
 
     def stages(depth: int) -> int:
         shared = _SHARED_BYTES * MULTIPROCESSORS // blocks
@@ -107,17 +111,27 @@ def _cut_rows(B: int, weights: int, matrices: int, *, adds: bool) -> tuple[int, 
     most = -(-B // _GROUP) * _GROUP
     if matrices == 2:  # Two matrices are read once, by blocks that hold all rows.
         return most, 128 if most == 256 else _GROUP
-    if B <= 128:
+    if B <= 128 or (weights == 1 and adds):
         return _GROUP, _GROUP
     if weights == 1:
-        return (2 * _GROUP, _GROUP) if adds else None
+        return None
     return (192, _GROUP) if B <= 192 else (128, 128)
 
 
-def _one_wave(outputs: list[int], row_blocks: int, blocks: int) -> int:
+def tiles_of_ranks(ranks: int, columns: int, share_rows: int) -> int:
+    """Tiles of `columns` ranks, whole clusters of those that read their rows together."""
+    return -(-ranks // (columns * share_rows)) * share_rows
+
+
+def _one_wave(outputs: list[int], row_blocks: int, ranks: int, matrices: int, blocks: int) -> int:
     """The fewest features a block can have so that all blocks run at once."""
     step = 8 * row_blocks  # Each of a cluster's blocks fetches as much of a shared tile.
     features = step
-    while row_blocks * sum(-(-n // features) for n in outputs) > blocks:
+
+    def tiles() -> int:
+        of_ranks = tiles_of_ranks(ranks, matrices * features, matrices)
+        return of_ranks + sum(-(-n // features) for n in outputs)
+
+    while row_blocks * tiles() > blocks:
         features += step
     return features
