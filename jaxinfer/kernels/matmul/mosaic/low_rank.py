@@ -152,7 +152,7 @@ def count(counts: Ref, block: Scalar) -> None:
         ptx.warpgroup_barrier()
         ptx.asm(_COUNT, "l,r", [_count_of(counts, block), thread])
 
-    add(counts, block)
+    add(counts, block)  # pyright: ignore[reportCallIssue]
 
 
 def wait(counts: Ref, block: Scalar, *, ready: int, others: int) -> None:
@@ -172,7 +172,7 @@ def wait(counts: Ref, block: Scalar, *, ready: int, others: int) -> None:
         code = _AWAIT.format(ready=ready, others=others - 1)
         ptx.asm(code, "l,l", [first, first + 4])
 
-    look(counts, block)
+    look(counts, block)  # pyright: ignore[reportCallIssue]
 
 
 def _count_of(counts: Any, block: Any) -> ptx.Word:
