@@ -32,6 +32,11 @@ def build_parser() -> argparse.ArgumentParser:
         "--rows", type=positive_integer, help="sequences: default: W1's 256, and 64 of captures"
     )
     parser.add_argument("--profile", action="store_true", help="the GPU's time by kernel, too")
+    parser.add_argument(
+        "--one-engine",
+        action="store_true",
+        help="no plain engine: what adapters cost is relative to requests of none",
+    )
     parser.add_argument("--repeats", type=positive_integer, default=3, help="default: 3")
     parser.add_argument(
         "--output-directory", type=Path, help="instead of benchmarks/results/ (for trials)"
@@ -63,6 +68,7 @@ def _run(arguments: argparse.Namespace) -> int:
             rows=arguments.rows,
             repeats=arguments.repeats,
             profiles=arguments.profile,
+            one_engine=arguments.one_engine,
         )
         status = max(status, _keep("adapters", report, adapter_lines(report), arguments))
     if arguments.capture:
