@@ -19,12 +19,13 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from jaxinfer.kernels.fp8 import FP8, LARGEST, STEPS
+from jaxinfer.kernels.matmul.mosaic import nibbles
 from jaxinfer.kernels.matmul.mosaic.small_block import Ring, add_parts, by_output
 from jaxinfer.kernels.matmul.mosaic.small_codes_plan import CodesPlan
 from jaxinfer.kernels.matmul.mosaic.widened import of_features, store_scales, widened
 from jaxinfer.kernels.matmul.weight_form import GROUP, TILE
 from jaxinfer.kernels.mosaic.pages import Ref, Scalar, swizzled
-from jaxinfer.kernels.mosaic.rows import store_anyhow
+from jaxinfer.kernels.mosaic.rows import row_layout, store_anyhow
 
 
 def memory_of_codes(p: CodesPlan) -> dict[str, Any]:
@@ -98,12 +99,9 @@ class CodesRing(Ring):
 
     @override
     def request_scales(self, weights: Sequence[Any], tile: Scalar, start: Scalar) -> None:
-        matrices = range(self.plan.matrices)
-
         def request(output: int, feature: Scalar) -> None:
-            for matrix in matrices:
-                codes = weights[output + matrix]
-                store_scales(codes, feature, start // GROUP, matrix, self.scales)
+            codes = weights[output : output + self.plan.matrices]
+            store_scales(codes, feature, start // GROUP, self.scales)
 
         by_output(self.plan, tile, request)
 
@@ -119,11 +117,26 @@ class CodesRing(Ring):
         return wide - of_features(self.scales["zero"].at[matrix, chunk], GROUP).astype(wide.dtype)
 
     @override
+    def products(self, chunks: Sequence[Any]) -> list[jax.Array]:
+        if not self.plan.has_nibbles:
+            return super().products(chunks)
+        [(chunk, slot)] = chunks
+        stage, matrices = self.stage(slot), range(self.plan.matrices)
+        plgpu.barrier_wait(self.filled.at[stage])
+        tiles = [self.tiles.at[stage, matrix] for matrix in matrices]
+        zeros = [self.scales["zero"].at[matrix, chunk] for matrix in matrices if self.plan.form.has_zeros]
+        return nibbles.multiplied(tiles, self.x.at[self.chunk(chunk)], zeros)
+
+    @override
     def keep(self, chunk: Scalar | int, values: jax.Array) -> None:
         """A group of inputs, in float8_e4m3fn if that is the form, with a scale for each row.
 
         A row's scale takes part in all of its values: that the norm divides later changes no code.
         """
+        if self.plan.has_nibbles:
+            narrow = nibbles.paired(values.astype(self.x.dtype), row_layout(8, self.plan.chunk))
+            store_anyhow(self.x.at[self.chunk(chunk)], narrow)
+            return
         if not self.plan.form.multiplies_codes:
             super().keep(chunk, values)
             return

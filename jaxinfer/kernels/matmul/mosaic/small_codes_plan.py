@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import override
 
 import jax
+import jax.numpy as jnp
 
 from jaxinfer.kernels.matmul.mosaic.small_plan import (
     SHARED_BYTES,
@@ -40,6 +41,11 @@ class CodesPlan(Plan):
     @override
     def normed(self) -> bool:
         return self.has_norm
+
+    @property
+    def has_nibbles(self) -> bool:
+        """Whether weights are integers of four bits, whose products are `nibbles.py`'s."""
+        return self.form.dtype == jnp.uint8
 
     @property
     def consumers(self) -> int:
