@@ -1,6 +1,7 @@
-"""Times small products of codes, old and new, in chains of launches with different weights.
+"""Times products of codes, old and new, in chains of launches with different weights.
 
-    python trial_codes.py [int4] [fp8] [rows]
+python trial_codes.py small [int4] [fp8] [rows]
+python trial_codes.py medium
 """
 
 import functools
@@ -11,7 +12,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxinfer.kernels.matmul.mosaic import small, small_codes_plan
+from jaxinfer.kernels.int4 import pack
+from jaxinfer.kernels.matmul.mosaic import medium_codes, small, small_codes_plan
+from jaxinfer.kernels.matmul.mosaic.medium_codes_plan import MediumCodesConfig, choose
 from jaxinfer.kernels.matmul.mosaic.small_codes_plan import CodesPlan, plan_codes
 from jaxinfer.kernels.matmul.mosaic.small_plan import SmallConfig
 from jaxinfer.kernels.matmul.quantized import QuantizedLinear
@@ -31,7 +34,16 @@ SIZES = {
     "int4": {
         "qkv": ["old", None, (1, 4, 4), (2, 4, 2), (2, 3, 4), (1, 8, 2), (4, 4, 2)],
         "o": ["old", None, (2, 4, 4), (4, 4, 2), (4, 2, 2), (2, 8, 2)],
-        "gated": ["old", None, (1, 3, 4), (1, 2, 2), (1, 3, 2), (1, 4, 2), (2, 4, 2), (1, 3, 2, 2048)],
+        "gated": [
+            "old",
+            None,
+            (1, 3, 4),
+            (1, 2, 2),
+            (1, 3, 2),
+            (1, 4, 2),
+            (2, 4, 2),
+            (1, 3, 2, 2048),
+        ],
         "down": ["old", None, (2, 6, 4), (4, 3, 2), (4, 6, 2), (2, 8, 2), (4, 6, 2, 2048)],
     },
     "fp8": {
@@ -115,34 +127,138 @@ def measure(form, name, size, layers, x):
         float(jnp.linalg.norm(a.astype(jnp.float32) - b) / jnp.linalg.norm(b))
         for a, b in zip(got, wanted, strict=True)
     ]
-    run = lambda: jax.block_until_ready(chain(x, layers))
+    report(form, B, name, label, lambda: chain(x, layers), w, errors, began)
+
+
+def report(form, rows, name, label, run, w, errors, began, launches=L):
     for _ in range(2):
-        run()
+        jax.block_until_ready(run())
     times = []
     for _ in range(7):
         start = time.perf_counter()
         for _ in range(4):
-            found = chain(x, layers)
+            found = run()
         jax.block_until_ready(found)
-        times.append((time.perf_counter() - start) / (4 * L) * 1e6)
+        times.append((time.perf_counter() - start) / (4 * launches) * 1e6)
     us = min(times)
     size_bytes = sum(each.nbytes for each in jax.tree.leaves(w))
     print(
-        f"{form} B={B} {name:5} {label:16} {us:7.2f} us (median {np.median(times):.2f}) "
+        f"{form} B={rows} {name:5} {label:16} {us:7.2f} us (median {np.median(times):.2f}) "
         f"{size_bytes / us / 1e6:5.2f} TB/s error {max(errors):.1e} "
         f"{'WRONG' if not max(errors) < 6e-3 else ''} [{time.perf_counter() - began:.1f} s]",
         flush=True,
     )
 
 
-began = time.perf_counter()
-for form in FORMS:
-    for name in ("gated", "down", "qkv", "o"):
-        layers = [[draw(form, *s, 10 * i + j) for j, s in enumerate(SHAPES[name])] for i in range(L)]
-        x = jax.random.normal(jax.random.key(7), (B, SHAPES[name][0][1])).astype(jnp.bfloat16)
-        for size in SIZES[form][name]:
-            try:
-                measure(form, name, size, layers, x)
-            except Exception as error:
-                print(form, name, size, "failed:", str(error).splitlines()[0][:150], flush=True)
-print(f"total {time.perf_counter() - began:.1f} s")
+# (consumers, rows, stages, splits, blocks that share rows); "bf16" is XLA's by the plain weight.
+MEDIUM = {
+    ("int4", 256): {
+        "gated": [None, (2, 128, 5, 1, 2), (2, 128, 5, 1, 1), (3, 64, 7, 1, 2), "bf16"],
+        "down": [None, (2, 128, 5, 1, 2), (2, 64, 8, 1, 2), "bf16"],
+        "qkv": [None, (2, 128, 5, 1, 2), (3, 64, 7, 1, 2), (2, 64, 8, 1, 2)],
+        "o": [None, (2, 128, 5, 1, 2), (2, 64, 8, 1, 2), (1, 64, 8, 1, 2)],
+    },
+    ("int4", 128): {
+        "gated": [None, (2, 128, 5, 1, 2), (3, 64, 7, 1, 2)],
+        "down": [None, (2, 64, 8, 1, 2), (1, 64, 8, 1, 2)],
+    },
+    ("int4", 64): {"gated": [None, (3, 64, 7, 1, 2), (2, 64, 8, 1, 2)]},
+    ("fp8", 128): {"gated": [None, (2, 128, 6, 1, 2), (2, 128, 6, 1, 1)]},
+}
+
+
+def measure_medium(form, rows, name, size, layers, x):
+    began = time.perf_counter()
+    w, shapes = layers[0], SHAPES[name]
+    config = MediumCodesConfig(*size) if isinstance(size, tuple) else None
+    chosen = config or choose(rows, shapes, x.dtype, w[0].form, matrices=1 + (name == "gated"))
+    label = f"{chosen.consumers},{chosen.rows},{chosen.stages},{chosen.splits},{chosen.share_rows}"
+    if size == "bf16":
+        label = "bf16 by XLA"
+        layers = [[jax.jit(lambda e: e.matrix(jnp.bfloat16))(e) for e in each] for each in layers]
+
+    @jax.jit
+    def one(x, w):
+        if size == "bf16":
+            out = [jax.lax.dot_general(x, each, (((1,), (1,)), ((), ()))) for each in w]
+            return [jax.nn.silu(out[0]) * out[1]] if name == "gated" else out
+        if name == "gated":
+            return [medium_codes.gated(x, *w, config=config)]
+        return list(medium_codes.project(x, w, config=config))
+
+    @jax.jit
+    def chain(first, layers):
+        x, kept = first, []
+        for w in layers:
+            out = one(x, w)
+            kept += out
+            x = jnp.tile(out[0], (1, 3)) if name == "down" else first + out[0][:, :E]
+        return x, kept
+
+    def times(w):
+        return jnp.dot(
+            w.rounded_inputs(x).astype(jnp.float32), w.matrix(jnp.float32).T, precision="highest"
+        )
+
+    wanted = jax.jit(lambda w: [times(each) for each in w])(w)
+    if name == "gated":
+        wanted = [jax.nn.silu(wanted[0]) * wanted[1]]
+    got = chain(x, layers)[1][: len(wanted)]
+    errors = [
+        float(jnp.linalg.norm(a.astype(jnp.float32) - b) / jnp.linalg.norm(b))
+        for a, b in zip(got, wanted, strict=True)
+    ]
+    report(form, rows, name, label, lambda: chain(x, layers), w, errors, began)
+
+
+def unpacked_by_joining(packed):
+    pairs = jnp.stack([packed & 15, packed >> 4], axis=-1)
+    return pairs.reshape(*packed.shape[:-1], 2 * packed.shape[-1])
+
+
+def measure_matrices():
+    """The plain weights of gate and up, as XLA writes them for prompts."""
+    import jaxinfer.kernels.int4 as int4
+
+    layers = [draw("int4", F, E, i) for i in range(12)]
+    assert (pack(int4.unpack(layers[0].weight)) == layers[0].weight).all()
+    for label, unpack in (("joined", unpacked_by_joining), ("shifted", int4.unpack)):
+        began = time.perf_counter()
+        int4.unpack = unpack
+        run = jax.jit(lambda layers: [each.matrix(jnp.bfloat16) for each in layers])
+        report("int4", 0, "plain", label, lambda: run(layers), layers[0], [0.0], began, 12)
+
+
+def drawn(form, name):
+    return [[draw(form, *s, 10 * i + j) for j, s in enumerate(SHAPES[name])] for i in range(L)]
+
+
+def tried(measure, *arguments):
+    try:
+        measure(*arguments)
+    except Exception as error:
+        print(*arguments[:4], "failed:", str(error).splitlines()[0][:150], flush=True)
+
+
+def main():
+    began = time.perf_counter()
+    if "medium" in sys.argv:
+        tried(measure_matrices)
+        for (form, rows), products in MEDIUM.items():
+            for name, sizes in products.items():
+                layers = drawn(form, name)
+                x = jax.random.normal(jax.random.key(7), (rows, SHAPES[name][0][1]))
+                for size in sizes:
+                    tried(measure_medium, form, rows, name, size, layers, x.astype(jnp.bfloat16))
+    else:
+        for form in FORMS:
+            for name in ("gated", "down", "qkv", "o"):
+                layers = drawn(form, name)
+                x = jax.random.normal(jax.random.key(7), (B, SHAPES[name][0][1]))
+                for size in SIZES[form][name]:
+                    tried(measure, form, name, size, layers, x.astype(jnp.bfloat16))
+    print(f"total {time.perf_counter() - began:.1f} s")
+
+
+if __name__ == "__main__":
+    main()

@@ -45,6 +45,8 @@ from jaxinfer.kernels.mosaic.pages import SWIZZLED, on_warps, swizzled
 from jaxinfer.kernels.mosaic.rows import load_global, store_anyhow
 
 _COLUMN = OPERAND.reduce(0)
+# Of a thread, where two consumers have sums of many rows.
+_CONSUMER_REGISTERS, _PRODUCER_REGISTERS = 232, 40
 
 
 def supports(rows: int, dtype: jax.typing.DTypeLike, weights: Sequence[Any]) -> bool:
@@ -105,8 +107,8 @@ def _run(x, weights, matrices, config):
     kernel = plgpu.kernel(
         functools.partial(_block, p, tree),
         out_type=tuple(jax.ShapeDtypeStruct((B, n), x.dtype) for n in p.outputs),
-        grid=(p.blocks,),
-        grid_names=("block",),
+        grid=tuple(p.grid.values()),
+        grid_names=tuple(p.grid),
         cluster=tuple(p.cluster.values()),
         cluster_names=tuple(p.cluster),
         num_threads=config.consumers + 1,
@@ -130,9 +132,9 @@ def _scratch(p: MediumCodesPlan, dtype: Any) -> dict[str, Any]:
     out = plgpu.SMEM((c.consumers, p.kept, p.features), dtype, transforms=swizzled(p.features))
     after = (*[sums] * (c.splits > 1), *[gates] * (p.matrices > 1), out)
     free = plgpu.Barrier(num_arrivals=c.consumers, num_barriers=c.stages)
-    if "rows" in p.cluster:  # A slot is free when no block that it was filled for reads it.
+    if p.shared_axes:  # A slot is free when no block that it was filled for reads it.
         free = plgpu.ClusterBarrier(
-            collective_axes=("rows",), num_arrivals=c.consumers, num_barriers=c.stages
+            collective_axes=p.shared_axes, num_arrivals=c.consumers, num_barriers=c.stages
         )
     done = plgpu.Barrier(num_arrivals=c.consumers)
     gathered = None
@@ -159,6 +161,9 @@ def _block(p, tree, *refs, x_after, w_smem, filled, free, done, gathered):
 
     @pl.when(warpgroup == consumers)
     def _produce():
+        if p.moves_registers:
+            plgpu.set_max_registers(_PRODUCER_REGISTERS, action="decrease")
+
         def codes(consumer):
             p.by_output(
                 p.first_tile + consumer,
@@ -172,6 +177,8 @@ def _block(p, tree, *refs, x_after, w_smem, filled, free, done, gathered):
 
     @pl.when(warpgroup < consumers)
     def _consume():
+        if p.moves_registers:
+            plgpu.set_max_registers(_CONSUMER_REGISTERS, action="increase")
         tile = p.first_tile + warpgroup
         multiply = _multiply_groups if p.form.is_grouped else _multiply
         sums = multiply(p, weights, inputs, tile, warpgroup, x_smem, w_smem, filled, free)
@@ -233,6 +240,7 @@ def _stream_rows(p, x, x_smem, filled, free):
             x.at[pl.ds(p.row, p.config.rows), pl.ds(chunk * GROUP, GROUP)],
             x_smem.at[stage],
             filled.at[stage],
+            collective_axes="tiles" if "tiles" in p.cluster else None,
         )
 
     _stream(p, free, copy)
@@ -307,7 +315,7 @@ def _release(p, free, step):
     # Only where a block waits for it: other blocks of the cluster may have ended.
     @pl.when(step + p.config.stages < p.steps)
     def _():
-        if "rows" in p.cluster:  # A single thread tells the other blocks.
+        if p.shared_axes:  # A single thread tells the other blocks.
             plgpu.commit_smem()
         plgpu.barrier_arrive(free.at[lax.rem(step, jnp.int32(p.config.stages))])
 

@@ -34,12 +34,15 @@ class MediumCodesConfig:
         rows: of a block, a multiple of 8.
         stages: pieces of the contraction in flight.
         splits: blocks of a cluster that share the contraction.
+        share_rows: blocks of neighbouring tiles that read their rows together, where blocks of
+            different rows do not read their codes together.
     """
 
     consumers: int
     rows: int
     stages: int
     splits: int = 1
+    share_rows: int = 1
 
 
 def choose(
@@ -137,9 +140,30 @@ class MediumCodesPlan:
 
     @property
     def cluster(self) -> dict[str, int]:
-        """Its axes: along "rows" blocks share codes, along "split" the contraction."""
-        axes = {"rows": self.row_blocks, "split": self.config.splits}
+        """Its axes: along "rows" blocks share codes, along "tiles" rows, else the contraction."""
+        share = self.config.share_rows
+        axes = {"rows": self.row_blocks if share == 1 else 1, "tiles": share}
+        axes["split"] = self.config.splits
         return {name: size for name, size in axes.items() if size > 1}
+
+    @property
+    def grid(self) -> dict[str, int]:
+        """Axes of blocks, or of clusters."""
+        axes = {"block": self.blocks // self.config.share_rows}
+        if "tiles" in self.cluster:
+            axes["rows"] = self.row_blocks
+        return axes
+
+    @property
+    def shared_axes(self) -> tuple[str, ...]:
+        """Of a cluster whose blocks read something together."""
+        return tuple(axis for axis in self.cluster if axis != "split")
+
+    @property
+    def moves_registers(self) -> bool:
+        """Whether consumers need the producer's registers."""
+        many = self.form.is_grouped and self.config.rows > _ROWS_OF_MANY_SUMS
+        return many and self.config.consumers == 2
 
     @property
     def input_bytes(self) -> int:
@@ -157,12 +181,14 @@ class MediumCodesPlan:
 
     def along(self, axis: str) -> Scalar:
         """This block's place on an axis of the cluster."""
-        return lax.axis_index(axis) if axis in self.cluster else lax.axis_index("block") * 0
+        is_one = axis in self.cluster or axis in self.grid
+        return lax.axis_index(axis) if is_one else lax.axis_index("block") * 0
 
     @property
     def first_tile(self) -> Scalar:
         """Of this block."""
-        return lax.axis_index("block") * self.config.consumers
+        block = lax.axis_index("block") * self.config.share_rows + self.along("tiles")
+        return block * self.config.consumers
 
     @property
     def row(self) -> Scalar:
@@ -191,6 +217,7 @@ class MediumCodesPlan:
         sizes = c.rows % (8 * c.splits) or c.rows > 256 or not 1 <= c.consumers <= 3 or c.stages < 2
         cut = self.B % 8 or self.size % (GROUP * c.splits) or any(n % TILE for n in self.outputs)
         # Each block of a cluster fetches as many 8-row pieces of a shared tile.
-        shares = self.features // 8 % self.row_blocks
+        shares = self.features // 8 % self.cluster.get("rows", 1)
+        shares = shares or c.rows // 8 % c.share_rows or self.blocks % c.share_rows
         if sizes or cut or shares or self.shared_bytes > _SHARED_BYTES:
             raise ValueError(f"{c} does not fit B {self.B}, outputs {self.outputs}")

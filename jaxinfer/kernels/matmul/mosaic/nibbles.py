@@ -74,7 +74,10 @@ def multiplied(codes: Sequence[Ref], x: Ref, zeros: Sequence[Ref]) -> list[jax.A
     found = []
     for index, tile in enumerate(codes):
         words = plgpu.load(tile, layout=_CODES, optimized=False)
-        own = [plgpu.load(each, layout=_FEATURES, optimized=False) + _ZERO for each in zeros[index:][:1]]
+        own = [
+            plgpu.load(each, layout=_FEATURES, optimized=False) + _ZERO
+            for each in zeros[index:][:1]
+        ]
         found.append(_product(x.shape[0], len(own))(words, rows, *own))
     return found
 

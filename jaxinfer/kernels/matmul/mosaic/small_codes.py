@@ -124,7 +124,9 @@ class CodesRing(Ring):
         stage, matrices = self.stage(slot), range(self.plan.matrices)
         plgpu.barrier_wait(self.filled.at[stage])
         tiles = [self.tiles.at[stage, matrix] for matrix in matrices]
-        zeros = [self.scales["zero"].at[matrix, chunk] for matrix in matrices if self.plan.form.has_zeros]
+        zeros = [
+            self.scales["zero"].at[matrix, chunk] for matrix in matrices if self.plan.form.has_zeros
+        ]
         return nibbles.multiplied(tiles, self.x.at[self.chunk(chunk)], zeros)
 
     @override
