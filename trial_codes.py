@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxinfer.kernels.int4 import pack
-from jaxinfer.kernels.matmul.mosaic import medium_codes, small, small_codes_plan
+from jaxinfer.kernels.matmul.mosaic import medium_codes, nibbles, small, small_codes_plan
 from jaxinfer.kernels.matmul.mosaic.medium_codes_plan import MediumCodesConfig, choose
 from jaxinfer.kernels.matmul.mosaic.small_codes_plan import CodesPlan, plan_codes
 from jaxinfer.kernels.matmul.mosaic.small_plan import SmallConfig
@@ -42,9 +42,18 @@ SIZES = {
             (1, 3, 2),
             (1, 4, 2),
             (2, 4, 2),
-            (1, 3, 2, 2048),
+            (1, 2, 4, 2048),
+            (1, 2, 4, 1024, "later"),
         ],
-        "down": ["old", None, (2, 6, 4), (4, 3, 2), (4, 6, 2), (2, 8, 2), (4, 6, 2, 2048)],
+        "down": [
+            "old",
+            None,
+            (2, 6, 4),
+            (4, 3, 2),
+            (4, 6, 2),
+            (4, 6, 2, 2048),
+            (4, 6, 2, 1024, "later"),
+        ],
     },
     "fp8": {
         "qkv": [None, (1, 3, 4), (2, 3, 2), (1, 3, 2)],
@@ -100,6 +109,7 @@ def measure(form, name, size, layers, x):
     CodesPlan.has_nibbles = property(lambda _: False) if size == "old" else NIBBLES
     given = size if isinstance(size, tuple) else ()
     small_codes_plan._PIECE = given[3] if len(given) > 3 else 1024
+    nibbles.SUBTRACTS_FIRST = len(given) < 5
     config = SmallConfig(given[0], given[1], 128, given[2]) if given else None
     kind = {"qkv": "plain", "gated": "gated"}.get(name, "residual")
     shapes = SHAPES[name]
@@ -107,6 +117,7 @@ def measure(form, name, size, layers, x):
     p = plan_codes(kind, B, shapes, EPS, config, w[0].form, has_norm=kind != "residual")
     c = p.config
     label = f"{c.splits},{c.stages},{c.consumers}" + (f" {given[3]}" if len(given) > 3 else "")
+    label += " later" if len(given) > 4 else ""
     label = f"{label} {'old' if size == 'old' else 'own' if size is None else ''}"
     began = time.perf_counter()
     one = jax.jit(product(name, config))
@@ -237,7 +248,8 @@ def tried(measure, *arguments):
     try:
         measure(*arguments)
     except Exception as error:
-        print(*arguments[:4], "failed:", str(error).splitlines()[0][:150], flush=True)
+        names = [each for each in arguments if isinstance(each, str | int | tuple) or each is None]
+        print(*names, "failed:", str(error)[:150].replace("\n", " "), flush=True)
 
 
 def main():

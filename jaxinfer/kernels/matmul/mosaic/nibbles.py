@@ -71,6 +71,8 @@ def multiplied(codes: Sequence[Ref], x: Ref, zeros: Sequence[Ref]) -> list[jax.A
         zeros: nothing, or for each tile float32 ``[TILE]``, zero points less 8.
     """
     rows = plgpu.load(x, layout=_ACTIVATIONS, optimized=False)
+    columns = x.shape[0]
+    total = None if SUBTRACTS_FIRST else _totals(columns)(rows)
     found = []
     for index, tile in enumerate(codes):
         words = plgpu.load(tile, layout=_CODES, optimized=False)
@@ -78,8 +80,44 @@ def multiplied(codes: Sequence[Ref], x: Ref, zeros: Sequence[Ref]) -> list[jax.A
             plgpu.load(each, layout=_FEATURES, optimized=False) + _ZERO
             for each in zeros[index:][:1]
         ]
-        found.append(_product(x.shape[0], len(own))(words, rows, *own))
+        if total is None:
+            found.append(_product(columns, len(own))(words, rows, *own))
+            continue
+        less = _ZERO
+        for values in own:
+            less = jax.lax.broadcast_in_dim(values, (TILE, columns), [0])
+        found.append(_product(columns, 0)(words, rows) - total * less)
     return found
+
+
+SUBTRACTS_FIRST = True
+
+
+def _totals(columns: int) -> Any:
+    """The sum of each row's inputs, for every feature."""
+    result = plgpu.ShapeDtypeStruct((TILE, columns), jnp.dtype(jnp.float32), layout=_SUMS)
+
+    @plgpu.inline_mgpu(arg_types=(_ACTIVATIONS,), return_type=result)
+    def total(_: Any, x: Any) -> Any:
+        sums = [[_float(0.0)] * 4 for _ in range(columns // 8)]
+        ones = [_word(0x3F803F80)] * 4
+        for n, block in enumerate(x.registers.reshape(columns // 8, 4)):
+            for values in block:
+                row = _words(values)
+                for i in (0, 2):
+                    sums[n] = _mma(sums[n], ones, row[i : i + 2])
+        return _result(sums, columns)
+
+    return total
+
+
+def _result(sums: Sequence[Any], columns: int) -> Any:
+    found = [_vector(total[at : at + 2]) for total in sums for at in (0, 2)]
+    registers = np.empty(len(found), object)
+    registers[:] = found
+    layout = _SUMS.to_mgpu()
+    registers = registers.reshape(layout.registers_shape((TILE, columns)))
+    return mgpu.FragmentedArray(_registers=registers, _layout=layout, _is_signed=None)
 
 
 def _product(columns: int, zeros: int) -> Any:
@@ -102,12 +140,7 @@ def _product(columns: int, zeros: int) -> Any:
                     for i in (0, 2):
                         a = (first[i], second[i], first[i + 1], second[i + 1])
                         sums[n] = _mma(sums[n], a, row[i : i + 2])
-        found = [_vector(total[at : at + 2]) for total in sums for at in (0, 2)]
-        registers = np.empty(len(found), object)
-        registers[:] = found
-        layout = _SUMS.to_mgpu()
-        registers = registers.reshape(layout.registers_shape((TILE, columns)))
-        return mgpu.FragmentedArray(_registers=registers, _layout=layout, _is_signed=None)
+        return _result(sums, columns)
 
     return product
 
@@ -120,6 +153,10 @@ def _widened(word: Any, less: Any) -> list[Any]:
     pairs = []
     for index in range(4):
         shifted = arith.shrui(word, _word(4 * index)) if index else word
+        if not SUBTRACTS_FIRST:
+            code = f"lop3.b32 $0, $1, {_INTEGERS:#x}, {_EXPONENT:#x}, 0xea;"
+            pairs.append(llvm.inline_asm(_i32(), [shifted], code, "=r,r"))
+            continue
         code = (
             "{ .reg .b32 pair; "
             f"lop3.b32 pair, $1, {_INTEGERS:#x}, {_EXPONENT:#x}, 0xea; "
