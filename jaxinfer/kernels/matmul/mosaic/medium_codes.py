@@ -107,8 +107,8 @@ def _run(x, weights, matrices, config):
     kernel = plgpu.kernel(
         functools.partial(_block, p, tree),
         out_type=tuple(jax.ShapeDtypeStruct((B, n), x.dtype) for n in p.outputs),
-        grid=tuple(p.grid.values()),
-        grid_names=tuple(p.grid),
+        grid=(p.blocks,),
+        grid_names=("block",),
         cluster=tuple(p.cluster.values()),
         cluster_names=tuple(p.cluster),
         num_threads=config.consumers + 1,
@@ -132,9 +132,9 @@ def _scratch(p: MediumCodesPlan, dtype: Any) -> dict[str, Any]:
     out = plgpu.SMEM((c.consumers, p.kept, p.features), dtype, transforms=swizzled(p.features))
     after = (*[sums] * (c.splits > 1), *[gates] * (p.matrices > 1), out)
     free = plgpu.Barrier(num_arrivals=c.consumers, num_barriers=c.stages)
-    if p.shared_axes:  # A slot is free when no block that it was filled for reads it.
+    if "rows" in p.cluster:  # A slot is free when no block that it was filled for reads it.
         free = plgpu.ClusterBarrier(
-            collective_axes=p.shared_axes, num_arrivals=c.consumers, num_barriers=c.stages
+            collective_axes=("rows",), num_arrivals=c.consumers, num_barriers=c.stages
         )
     done = plgpu.Barrier(num_arrivals=c.consumers)
     gathered = None
@@ -240,7 +240,6 @@ def _stream_rows(p, x, x_smem, filled, free):
             x.at[pl.ds(p.row, p.config.rows), pl.ds(chunk * GROUP, GROUP)],
             x_smem.at[stage],
             filled.at[stage],
-            collective_axes="tiles" if "tiles" in p.cluster else None,
         )
 
     _stream(p, free, copy)
@@ -315,7 +314,7 @@ def _release(p, free, step):
     # Only where a block waits for it: other blocks of the cluster may have ended.
     @pl.when(step + p.config.stages < p.steps)
     def _():
-        if p.shared_axes:  # A single thread tells the other blocks.
+        if "rows" in p.cluster:  # A single thread tells the other blocks.
             plgpu.commit_smem()
         plgpu.barrier_arrive(free.at[lax.rem(step, jnp.int32(p.config.stages))])
 

@@ -1,9 +1,9 @@
-"""Products of integers of four bits with activations, by the tensor cores' older instructions.
+"""Products of integers of four bits with up to 16 rows, by the tensor cores' older instruction.
 
-`mma.sync` takes 16 output features, an operand of a warp alone, where wgmma takes 64 of four warps.
-So nothing is awaited between widening and multiplying, and each thread keeps the integers that it
-loads: the order of a contraction is free where both operands have the same. A thread multiplies 8
-inputs in turn that lie in a word of codes; `paired` stores activations as it widens them.
+`mma.sync` takes 16 output features, an operand of one warp, where wgmma takes 64 of four warps.
+So nothing is awaited between widening and multiplying. A thread multiplies the integers that it
+loads: the order of a contraction is free where both operands have the same one. The 8 inputs of a
+word of codes are widened in pairs, which `paired` makes the order of the activations.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.experimental import pallas as pl
 from jax.experimental.mosaic import gpu as mgpu
 from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxlib.mlir import ir
@@ -22,39 +21,42 @@ from jaxlib.mlir.dialects import arith, llvm, vector
 
 from jaxinfer.kernels.matmul.weight_form import GROUP, TILE
 from jaxinfer.kernels.mosaic.pages import Ref
+from jaxinfer.kernels.mosaic.rows import row_layout
+
+PAIRS = (0, 4, 1, 5, 2, 6, 3, 7)
+"""The integers of a word in the order in which they are widened, two by one instruction."""
 
 _SUMS = plgpu.Layout.WGMMA
 _FEATURES = _SUMS.reduce(1)
-_CODES = plgpu.Layout.TILED(  # Two words of a feature for each thread, and two of the eighth next.
+# Of each half of [TILE, 64] bytes a thread has two words of a feature and of the eighth next.
+_CODES = plgpu.Layout.TILED(
     plgpu.Tiling(((64, 32), (16, 32), (8, 32), (8,))),
     warp_dims=(-7,),
     lane_dims=(-3, -2),
     vector_dim=-1,
 )
-_ACTIVATIONS = plgpu.Layout.TILED(  # The same inputs of a row.
+# Of [N, GROUP] activations, the same inputs of one row in eight.
+_ACTIVATIONS = plgpu.Layout.TILED(
     plgpu.Tiling(((8, 64), (8, 16), (8,))),
     warp_dims=(plgpu.Replicated(4),),
     lane_dims=(-3, -4),
     vector_dim=-1,
 )
-_INTEGERS, _EXPONENT = 0x000F000F, 0x43004300  # 128 in bfloat16, whose last bits are an integer's
-_ZERO = 136.0  # 128 + 8
+_INTEGERS = 0x000F000F  # the lowest of each half of a word
+_EXPONENT = 0x43004300  # 128 twice in bfloat16, whose last four bits are an integer's
+_OFFSET = 0x43084308  # 128 + 8, likewise
 
 
-def paired(values: jax.Array, layout: Any) -> jax.Array:
-    """Activations ``[N, n]`` in bfloat16 in the order of `multiplied`: 0, 4, 1, 5, 2, 6, 3, 7.
-
-    Args:
-        values: of a layout in which each thread has 8 columns in turn.
-        layout: theirs.
-    """
+def paired(values: jax.Array) -> jax.Array:
+    """Activations ``[N, GROUP]`` in bfloat16, every 8 inputs in the order of `PAIRS`."""
+    layout = row_layout(8, GROUP)
     result = plgpu.ShapeDtypeStruct(values.shape, values.dtype, layout=layout)
 
     @plgpu.inline_mgpu(arg_types=(layout,), return_type=result)
     def shuffle(_: Any, given: Any) -> Any:
         registers = np.empty_like(given.registers)
         for index, register in np.ndenumerate(given.registers):
-            registers[index] = vector.shuffle(register, register, [0, 4, 1, 5, 2, 6, 3, 7])
+            registers[index] = vector.shuffle(register, register, PAIRS)
         return mgpu.FragmentedArray(
             _registers=registers, _layout=given.layout, _is_signed=given.is_signed
         )
@@ -63,110 +65,72 @@ def paired(values: jax.Array, layout: Any) -> jax.Array:
 
 
 def multiplied(codes: Sequence[Ref], x: Ref, zeros: Sequence[Ref]) -> list[jax.Array]:
-    """Sums ``[TILE, N]`` of tiles of integers, less 8 or less their zero points, times rows.
+    """Sums ``[TILE, N]`` of tiles of integers, less 8 or their zero points, times rows.
 
     Args:
-        codes: uint8 ``[TILE, 64]`` each, in shared memory.
-        x: bfloat16 ``[N, GROUP]`` in the order of `paired`, likewise.
-        zeros: nothing, or for each tile float32 ``[TILE]``, zero points less 8.
+        codes: uint8 ``[TILE, GROUP / 2]`` each, in shared memory, of two integers each.
+        x: bfloat16 ``[N, GROUP]``, likewise, as of `paired`.
+        zeros: nothing, or for each tile float32 ``[TILE]``, likewise: zero points less 8.
     """
+    words = [plgpu.load(tile, layout=_CODES, optimized=False) for tile in codes]
     rows = plgpu.load(x, layout=_ACTIVATIONS, optimized=False)
-    columns = x.shape[0]
-    total = None if SUBTRACTS_FIRST else _totals(columns)(rows)
-    found = []
-    for index, tile in enumerate(codes):
-        words = plgpu.load(tile, layout=_CODES, optimized=False)
-        own = [
-            plgpu.load(each, layout=_FEATURES, optimized=False) + _ZERO
-            for each in zeros[index:][:1]
-        ]
-        if total is None:
-            found.append(_product(columns, len(own))(words, rows, *own))
-            continue
-        less = _ZERO
-        for values in own:
-            less = jax.lax.broadcast_in_dim(values, (TILE, columns), [0])
-        found.append(_product(columns, 0)(words, rows) - total * less)
-    return found
+    given = [plgpu.load(values, layout=_FEATURES, optimized=False) for values in zeros]
+    return _products(x.shape[0], len(words), len(given))(rows, *words, *given)
 
 
-SUBTRACTS_FIRST = True
-
-
-def _totals(columns: int) -> Any:
-    """The sum of each row's inputs, for every feature."""
+def _products(columns: int, matrices: int, zeros: int) -> Any:
     result = plgpu.ShapeDtypeStruct((TILE, columns), jnp.dtype(jnp.float32), layout=_SUMS)
+    types = (_ACTIVATIONS, *[_CODES] * matrices, *[_FEATURES] * zeros)
 
-    @plgpu.inline_mgpu(arg_types=(_ACTIVATIONS,), return_type=result)
-    def total(_: Any, x: Any) -> Any:
-        sums = [[_float(0.0)] * 4 for _ in range(columns // 8)]
-        ones = [_word(0x3F803F80)] * 4
-        for n, block in enumerate(x.registers.reshape(columns // 8, 4)):
-            for values in block:
-                row = _words(values)
-                for i in (0, 2):
-                    sums[n] = _mma(sums[n], ones, row[i : i + 2])
-        return _result(sums, columns)
-
-    return total
-
-
-def _result(sums: Sequence[Any], columns: int) -> Any:
-    found = [_vector(total[at : at + 2]) for total in sums for at in (0, 2)]
-    registers = np.empty(len(found), object)
-    registers[:] = found
-    layout = _SUMS.to_mgpu()
-    registers = registers.reshape(layout.registers_shape((TILE, columns)))
-    return mgpu.FragmentedArray(_registers=registers, _layout=layout, _is_signed=None)
-
-
-def _product(columns: int, zeros: int) -> Any:
-    result = plgpu.ShapeDtypeStruct((TILE, columns), jnp.dtype(jnp.float32), layout=_SUMS)
-    types = (_CODES, _ACTIVATIONS, *[_FEATURES] * zeros)
-
-    @plgpu.inline_mgpu(arg_types=types, return_type=result)
-    def product(_: Any, codes: Any, x: Any, *zeros: Any) -> Any:
-        less = [_word(_ZERO_PAIR)] * 2
-        for values in zeros:
-            less = [_pair_of(register) for register in values.registers.flat]
+    @plgpu.inline_mgpu(arg_types=types, return_type=[result] * matrices)
+    def products(_: Any, x: Any, *given: Any) -> Any:
+        tiles = [each.registers.reshape(2, 2) for each in given[:matrices]]
+        less = [[_word(_OFFSET)] * 2 for _ in tiles]
+        for matrix, values in enumerate(given[matrices:]):
+            less[matrix] = [_offset(register) for register in values.registers.flat]
         blocks = x.registers.reshape(columns // 8, 2, 2)
-        sums = [[_float(0.0)] * 4 for _ in blocks]
-        # Of each half of the inputs, two words of a feature and two of the eighth next.
-        for half, words in enumerate(codes.registers.reshape(2, 2)):
-            for index, pair in enumerate(zip(*map(_words, words), strict=True)):
-                first, second = map(_widened, pair, less)
-                for n, block in enumerate(blocks):
-                    row = _words(block[half, index])
-                    for i in (0, 2):
-                        a = (first[i], second[i], first[i + 1], second[i + 1])
-                        sums[n] = _mma(sums[n], a, row[i : i + 2])
-        return _result(sums, columns)
+        sums = [[[_zero()] * 4 for _ in blocks] for _ in tiles]
+        # Half of the inputs after the other, so that no more of the rows need be in registers.
+        for half in range(2):
+            for matrix, tile in enumerate(tiles):
+                for index, pair in enumerate(zip(*map(_words, tile[half]), strict=True)):
+                    wide = [_widened(*each) for each in zip(pair, less[matrix], strict=True)]
+                    for n, block in enumerate(blocks):
+                        row = _words(block[half, index])
+                        sums[matrix][n] = _add_word(sums[matrix][n], wide, row)
+        return [_fragmented(each, columns) for each in sums]
 
-    return product
+    return products
 
 
-_ZERO_PAIR = 0x43084308
+def _add_word(sums: Sequence[Any], wide: Sequence[Any], row: Sequence[Any]) -> Sequence[Any]:
+    """`sums` and the products of eight inputs of two features and a row, in four words each."""
+    first, second = wide
+    for i in (0, 2):
+        sums = _mma(sums, (first[i], second[i], first[i + 1], second[i + 1]), row[i : i + 2])
+    return sums
 
 
 def _widened(word: Any, less: Any) -> list[Any]:
-    """Four pairs of bfloat16 from a word: its integers 0 and 4, 1 and 5, 2 and 6, 3 and 7."""
-    pairs = []
-    for index in range(4):
-        shifted = arith.shrui(word, _word(4 * index)) if index else word
-        if not SUBTRACTS_FIRST:
-            code = f"lop3.b32 $0, $1, {_INTEGERS:#x}, {_EXPONENT:#x}, 0xea;"
-            pairs.append(llvm.inline_asm(_i32(), [shifted], code, "=r,r"))
-            continue
-        code = (
-            "{ .reg .b32 pair; "
-            f"lop3.b32 pair, $1, {_INTEGERS:#x}, {_EXPONENT:#x}, 0xea; "
-            "sub.rn.bf16x2 $0, pair, $2; }"
-        )
-        pairs.append(llvm.inline_asm(_i32(), [shifted, less], code, "=r,r,r"))
-    return pairs
+    """The four pairs of a word's integers in bfloat16, less an offset."""
+    code = (
+        "{ .reg .b32 pair; "
+        f"lop3.b32 pair, $1, {_INTEGERS:#x}, {_EXPONENT:#x}, 0xea; "  # (a & b) | c
+        "sub.rn.bf16x2 $0, pair, $2; }"
+    )
+    shifted = [word, *(arith.shrui(word, _word(4 * index)) for index in (1, 2, 3))]
+    return [llvm.inline_asm(_i32(), [each, less], code, "=r,r,r") for each in shifted]
+
+
+def _offset(register: Any) -> Any:
+    """128 and a zero point twice, in bfloat16, of one less 8."""
+    values = vector.extract(register, [], [0])
+    code = "{ .reg .f32 sum; add.f32 sum, $1, 0f43080000; cvt.rn.bf16x2.f32 $0, sum, sum; }"
+    return llvm.inline_asm(_i32(), [values], code, "=r,f")
 
 
 def _mma(sums: Sequence[Any], a: Sequence[Any], b: Sequence[Any]) -> list[Any]:
+    """`sums`, of 16 features and 8 rows, and the products of 16 inputs."""
     code = (
         "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
         "{$0,$1,$2,$3}, {$4,$5,$6,$7}, {$8,$9}, {$10,$11,$12,$13};"
@@ -177,20 +141,21 @@ def _mma(sums: Sequence[Any], a: Sequence[Any], b: Sequence[Any]) -> list[Any]:
     return [llvm.extractvalue(ir.F32Type.get(), found, [i]) for i in range(4)]
 
 
-def _pair_of(register: Any) -> Any:
-    """A float32 value twice, in bfloat16."""
-    value = vector.extract(register, [], [0])
-    return llvm.inline_asm(_i32(), [value], "cvt.rn.bf16x2.f32 $0, $1, $1;", "=r,f")
+def _fragmented(sums: Sequence[Sequence[Any]], columns: int) -> Any:
+    """Sums of every eight rows, four of a thread, in wgmma's layout."""
+    pair, layout = ir.VectorType.get((2,), ir.F32Type.get()), _SUMS.to_mgpu()
+    found = [vector.from_elements(pair, total[at : at + 2]) for total in sums for at in (0, 2)]
+    registers = np.empty(len(found), object)
+    registers[:] = found
+    registers = registers.reshape(layout.registers_shape((TILE, columns)))
+    return mgpu.FragmentedArray(_registers=registers, _layout=layout, _is_signed=None)
 
 
 def _words(register: Any) -> list[Any]:
+    """The 32-bit words of a thread's values."""
     size = mgpu.utils.bitwidth(register.type) // 32
     words = vector.bitcast(ir.VectorType.get((size,), _i32()), register)
     return [vector.extract(words, [], [i]) for i in range(size)]
-
-
-def _vector(values: Sequence[Any]) -> Any:
-    return vector.from_elements(ir.VectorType.get((len(values),), values[0].type), list(values))
 
 
 def _i32() -> Any:
@@ -201,5 +166,5 @@ def _word(value: int) -> Any:
     return arith.constant(_i32(), ir.IntegerAttr.get(_i32(), value))
 
 
-def _float(value: float) -> Any:
-    return arith.constant(ir.F32Type.get(), ir.FloatAttr.get_f32(value))
+def _zero() -> Any:
+    return arith.constant(ir.F32Type.get(), ir.FloatAttr.get_f32(0.0))

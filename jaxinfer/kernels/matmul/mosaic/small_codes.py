@@ -1,8 +1,8 @@
 """A small product's weights as codes, multiplied by several warpgroups of a block.
 
 Tensor cores multiply float8_e4m3fn where activations are quantized, too. Other codes are widened in
-registers, which takes one warpgroup longer than the memory takes to send them. So several share a
-block's slice of the contraction, each with stages and activations of its own; the first one adds
+registers, those of four bits by `nibbles.py`, which takes one warpgroup longer than the memory
+takes to send them. So several share a block's slice of the contraction, each with stages and activations of its own; the first one adds
 their sums up. Scales are for sums: of a group of inputs, or of all.
 """
 
@@ -25,7 +25,7 @@ from jaxinfer.kernels.matmul.mosaic.small_codes_plan import CodesPlan
 from jaxinfer.kernels.matmul.mosaic.widened import of_features, store_scales, widened
 from jaxinfer.kernels.matmul.weight_form import GROUP, TILE
 from jaxinfer.kernels.mosaic.pages import Ref, Scalar, swizzled
-from jaxinfer.kernels.mosaic.rows import row_layout, store_anyhow
+from jaxinfer.kernels.mosaic.rows import store_anyhow
 
 
 def memory_of_codes(p: CodesPlan) -> dict[str, Any]:
@@ -107,18 +107,15 @@ class CodesRing(Ring):
 
     @override
     def operand(self, stage: Scalar | int, matrix: int, chunk: Scalar | int) -> Any:
-        """Codes, or their values in registers, less the zero points of their group."""
+        """Codes, or their values in registers."""
         if self.plan.form.multiplies_codes:
             return self.tiles.at[stage, matrix]
         plgpu.wgmma_wait(0)  # Lets a tile have the last one's registers.
-        wide = widened(self.tiles.at[stage, matrix])
-        if not self.plan.form.has_zeros:
-            return wide
-        return wide - of_features(self.scales["zero"].at[matrix, chunk], GROUP).astype(wide.dtype)
+        return widened(self.tiles.at[stage, matrix])
 
     @override
     def products(self, chunks: Sequence[Any]) -> list[jax.Array]:
-        if not self.plan.has_nibbles:
+        if not self.plan.form.has_nibbles:
             return super().products(chunks)
         [(chunk, slot)] = chunks
         stage, matrices = self.stage(slot), range(self.plan.matrices)
@@ -135,9 +132,8 @@ class CodesRing(Ring):
 
         A row's scale takes part in all of its values: that the norm divides later changes no code.
         """
-        if self.plan.has_nibbles:
-            narrow = nibbles.paired(values.astype(self.x.dtype), row_layout(8, self.plan.chunk))
-            store_anyhow(self.x.at[self.chunk(chunk)], narrow)
+        if self.plan.form.has_nibbles:
+            store_anyhow(self.x.at[self.chunk(chunk)], nibbles.paired(values.astype(self.x.dtype)))
             return
         if not self.plan.form.multiplies_codes:
             super().keep(chunk, values)
