@@ -49,8 +49,12 @@ _OFFSET = 0x43084308  # 128 + 8, likewise
 
 def paired(values: jax.Array) -> jax.Array:
     """Activations ``[N, GROUP]`` in bfloat16, every 8 inputs in the order of `PAIRS`."""
+    return _shuffled(values.shape[0])(values)
+
+
+def _shuffled(rows: int) -> Any:
     layout = row_layout(8, GROUP)
-    result = plgpu.ShapeDtypeStruct(values.shape, values.dtype, layout=layout)
+    result = plgpu.ShapeDtypeStruct((rows, GROUP), jnp.dtype(jnp.bfloat16), layout=layout)
 
     @plgpu.inline_mgpu(arg_types=(layout,), return_type=result)
     def shuffle(_: Any, given: Any) -> Any:
@@ -61,7 +65,7 @@ def paired(values: jax.Array) -> jax.Array:
             _registers=registers, _layout=given.layout, _is_signed=given.is_signed
         )
 
-    return shuffle(values)
+    return shuffle
 
 
 def multiplied(codes: Sequence[Ref], x: Ref, zeros: Sequence[Ref]) -> list[jax.Array]:
@@ -103,7 +107,7 @@ def _products(columns: int, matrices: int, zeros: int) -> Any:
     return products
 
 
-def _add_word(sums: Sequence[Any], wide: Sequence[Any], row: Sequence[Any]) -> Sequence[Any]:
+def _add_word(sums: list[Any], wide: Sequence[Any], row: Sequence[Any]) -> list[Any]:
     """`sums` and the products of eight inputs of two features and a row, in four words each."""
     first, second = wide
     for i in (0, 2):

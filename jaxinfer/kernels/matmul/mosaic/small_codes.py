@@ -1,9 +1,10 @@
 """A small product's weights as codes, multiplied by several warpgroups of a block.
 
 Tensor cores multiply float8_e4m3fn where activations are quantized, too. Other codes are widened in
-registers, those of four bits by `nibbles.py`, which takes one warpgroup longer than the memory
-takes to send them. So several share a block's slice of the contraction, each with stages and activations of its own; the first one adds
-their sums up. Scales are for sums: of a group of inputs, or of all.
+registers, which takes one warpgroup longer than the memory takes to send them. So several share a
+block's slice of the contraction, each with stages and activations of its own; the first one adds
+their sums up. Scales are for sums: of a group of inputs, or of all. `nibbles.py` widens and
+multiplies integers of four bits.
 """
 
 from __future__ import annotations
@@ -128,7 +129,7 @@ class CodesRing(Ring):
 
     @override
     def keep(self, chunk: Scalar | int, values: jax.Array) -> None:
-        """A group of inputs, in float8_e4m3fn if that is the form, with a scale for each row.
+        """A group of inputs: in pairs, or in float8_e4m3fn with a scale for each row, by the form.
 
         A row's scale takes part in all of its values: that the norm divides later changes no code.
         """
