@@ -21,7 +21,9 @@ def pack(integers: UInt8[Array, "*rows I"]) -> UInt8[Array, "*rows I//2"]:
 
 def unpack(packed: UInt8[Array, "*rows J"]) -> UInt8[Array, "*rows 2*J"]:
     """The integers that `pack` put into bytes."""
-    pairs = jnp.stack([packed & _LARGEST, packed >> 4], axis=-1)
+    # Not two arrays that are joined: XLA writes those on a GPU one after the other, with gaps.
+    shift = jnp.arange(2, dtype=jnp.uint8) * 4
+    pairs = packed[..., None] >> shift & _LARGEST
     return pairs.reshape(*packed.shape[:-1], 2 * packed.shape[-1])
 
 

@@ -141,6 +141,23 @@ def _codes_gated():
     return compile_for_h200(medium_codes.gated, _shape(64, E), _of_blocks(F, E), _of_blocks(F, E))
 
 
+def _small_residual_in_4_bits():
+    weight = _of_4_bits(E, F)
+    return compile_for_h200(small.project_add, _shape(16, F), weight, _shape(16, E))
+
+
+def _codes_gated_in_4_bits():
+    weight = _of_4_bits(F, E)
+    return compile_for_h200(medium_codes.gated, _shape(256, E), weight, weight)
+
+
+def _of_4_bits(outputs, inputs):
+    """With zero points."""
+    groups = outputs, inputs // 128
+    codes, zero = _shape(outputs, inputs // 2, dtype=jnp.uint8), _shape(*groups, dtype=jnp.uint8)
+    return QuantizedLinear(codes, _shape(*groups, dtype=jnp.float32), zero)
+
+
 def _of_blocks(outputs, inputs):
     scale = _shape(outputs // 128, inputs // 128, dtype=jnp.float32)
     return QuantizedLinear(_shape(outputs, inputs, dtype=FP8), scale, inputs="group")
@@ -236,12 +253,14 @@ _PROGRAMS = {
     "small_gated": (_small_gated, {"small_gated": 1}),
     "small_residual": (_small_residual, {"small_residual": 1}),
     "small_bare": (_small_bare, {"small_bare": 1}),
+    "small_residual_in_4_bits": (_small_residual_in_4_bits, {"small_residual": 1}),
     "medium_project": (_wide_project, {"medium_project": 1}),
     "medium_gated": (_wide_gated, {"medium_gated": 1}),
     "medium_project_low_rank": (_low_rank_project, {"medium_project_low_rank": 1}),
     "medium_gated_low_rank": (_low_rank_gated, {"medium_gated_low_rank": 1}),
     "medium_codes_project": (_codes_project, {"medium_codes_project": 1}),
     "medium_codes_gated": (_codes_gated, {"medium_codes_gated": 1}),
+    "medium_codes_gated_in_4_bits": (_codes_gated_in_4_bits, {"medium_codes_gated": 1}),
     "large_project": (_large_project, {"large_project": 1, "quantize_groups": 1}),
     "large_gated": (_large_gated, {"large_gated": 1, "quantize_groups": 1}),
     "experts_few": (

@@ -9,7 +9,8 @@ import pytest
 
 from jaxinfer.kernels.attention.op import paged_attention
 from jaxinfer.kernels.attention.pages import Pages
-from jaxinfer.kernels.matmul.mosaic import medium
+from jaxinfer.kernels.matmul.mosaic import medium, small
+from jaxinfer.kernels.matmul.quantized import QuantizedLinear
 from jaxinfer.kernels.mosaic import registers
 from jaxinfer.kernels.policy import Kernels
 from tests.kernels.h200_target import compile_for_h200, needs_plugin
@@ -44,6 +45,16 @@ def _gate_and_up(name, B):
     return is_taken
 
 
+def _gate_and_up_in_4_bits(B, *, zeros):
+    size, features = _LAYERS["14b"]
+    zero = _shape(features, size // 128, dtype=jnp.uint8) if zeros else None
+    scale = _shape(features, size // 128, dtype=jnp.float32)
+    weight = QuantizedLinear(_shape(features, size // 2, dtype=jnp.uint8), scale, zero)
+    gated = functools.partial(small.norm_gated, eps=1e-6)
+    compile_for_h200(gated, _shape(B, size), _shape(size), weight, weight)
+    return True
+
+
 _PROGRAMS = {
     "decode": functools.partial(_attention, 72, 72, max_query_len=1),
     "prefill": functools.partial(_attention, 1032, 8),
@@ -52,6 +63,8 @@ _PROGRAMS = {
         for name in _LAYERS
         for B in (120, 248)
     },
+    "gate and up in 4 bits, a row": functools.partial(_gate_and_up_in_4_bits, 1, zeros=False),
+    "gate and up in 4 bits, 16 rows": functools.partial(_gate_and_up_in_4_bits, 16, zeros=True),
 }
 
 

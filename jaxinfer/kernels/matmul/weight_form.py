@@ -47,6 +47,11 @@ class WeightForm:
         """Whether they are quantized for this weight alone: no other takes part in its product."""
         return self.inputs == "tensor"
 
+    @property
+    def has_nibbles(self) -> bool:
+        """Whether integers have four bits, two of them a byte."""
+        return self.dtype == jnp.uint8
+
     def width(self, inputs: int) -> int:
         """Elements in memory, and bytes, of a number of inputs."""
-        return inputs // 2 if self.dtype == jnp.uint8 else inputs
+        return inputs // 2 if self.has_nibbles else inputs

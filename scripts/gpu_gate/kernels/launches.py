@@ -165,7 +165,7 @@ def _small() -> Iterator[Launch]:
 def _small_quantized() -> Iterator[Launch]:
     """Each kind of codes; fp8 has blocks, and inputs that the kernel quantizes, too."""
     small = module_of("mosaic", "small")
-    for scheme, B in (("fp8", 2), ("fp8", 16), ("int8", 2), ("W4A16_ASYM", 2)):
+    for scheme, B in (("fp8", 2), ("fp8", 16), ("int8", 2), ("W4A16_ASYM", 2), ("int4", 16)):
         gate, up = (_quantized(scheme, _draw(seed, _F, _E)) for seed in (6, 7))
         yield Launch(
             f"norm, gate and up of {B} rows, {scheme}",
@@ -236,7 +236,13 @@ def _low_rank() -> Iterator[Launch]:
 def _medium_codes() -> Iterator[Launch]:
     """Codes that tensor cores multiply, and each kind that is widened."""
     module = module_of("mosaic", "medium_codes")
-    for scheme, B in (("fp8", 20), ("fp8", 128), ("int8", 64), ("W4A16_ASYM", 50)):
+    for scheme, B in (
+        ("fp8", 20),
+        ("fp8", 128),
+        ("int8", 64),
+        ("W4A16_ASYM", 50),
+        ("W4A16_ASYM", 250),
+    ):
         q, k, v = (_quantized(scheme, _draw(n, n, _E)) for n in (2048, 1024, 512))
         yield Launch(
             f"q, k, v of {B} rows, {scheme}",

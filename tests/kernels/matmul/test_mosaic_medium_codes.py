@@ -72,6 +72,7 @@ _SIZES = {
     "rows beyond the last": (40, (256,), 512, MediumCodesConfig(2, 48, 2)),
     "a split contraction": (64, (512, 128), 2048, MediumCodesConfig(2, 64, 3, splits=4)),
     "blocks of rows": (128, (512, 128), 1024, MediumCodesConfig(2, 64, 4)),
+    "two tiles of many sums": (256, (512, 128), 1024, MediumCodesConfig(2, 128, 4)),
     "of a split contraction": (96, (256,), 1024, MediumCodesConfig(1, 48, 4, splits=2)),
 }
 

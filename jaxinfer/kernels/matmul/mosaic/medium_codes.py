@@ -45,6 +45,8 @@ from jaxinfer.kernels.mosaic.pages import SWIZZLED, on_warps, swizzled
 from jaxinfer.kernels.mosaic.rows import load_global, store_anyhow
 
 _COLUMN = OPERAND.reduce(0)
+# Of a thread, where two consumers have sums of many rows.
+_CONSUMER_REGISTERS, _PRODUCER_REGISTERS = 232, 40
 
 
 def supports(rows: int, dtype: jax.typing.DTypeLike, weights: Sequence[Any]) -> bool:
@@ -159,6 +161,9 @@ def _block(p, tree, *refs, x_after, w_smem, filled, free, done, gathered):
 
     @pl.when(warpgroup == consumers)
     def _produce():
+        if p.moves_registers:
+            plgpu.set_max_registers(_PRODUCER_REGISTERS, action="decrease")
+
         def codes(consumer):
             p.by_output(
                 p.first_tile + consumer,
@@ -172,6 +177,8 @@ def _block(p, tree, *refs, x_after, w_smem, filled, free, done, gathered):
 
     @pl.when(warpgroup < consumers)
     def _consume():
+        if p.moves_registers:
+            plgpu.set_max_registers(_CONSUMER_REGISTERS, action="increase")
         tile = p.first_tile + warpgroup
         multiply = _multiply_groups if p.form.is_grouped else _multiply
         sums = multiply(p, weights, inputs, tile, warpgroup, x_smem, w_smem, filled, free)

@@ -82,6 +82,21 @@ class Ring:
         """The tile of a stage as wgmma's first operand."""
         return self.tiles.at[stage, matrix]
 
+    def products(self, chunks: Sequence[Any]) -> list[jax.Array]:
+        """Of `chunks`, given with their stages, by each matrix, once they have arrived."""
+
+        def run(*accumulators: Ref) -> list[jax.Array]:
+            for chunk, slot in chunks:
+                stage = self.stage(slot)
+                plgpu.barrier_wait(self.filled.at[stage])
+                for matrix, accumulator in enumerate(accumulators):
+                    operand = self.x.at[self.chunk(chunk)].transpose((1, 0))
+                    plgpu.wgmma(accumulator, self.operand(stage, matrix, chunk), operand)
+            return [accumulator[...] for accumulator in accumulators]
+
+        accumulator = plgpu.ACC((TILE, self.plan.columns), jnp.float32)
+        return pl.run_scoped(run, *[accumulator] * self.plan.matrices)
+
     def scaled(self, products: list[jax.Array], chunks: Sequence[Any]) -> list[jax.Array]:
         """Products of chunks as they are added to others'."""
         return products
@@ -229,17 +244,7 @@ def _add_products(
 ) -> tuple[jax.Array, ...]:
     """Adds the products of `chunks`, given with their stages, once they have arrived."""
 
-    def run(*accumulators: Ref) -> list[jax.Array]:
-        for chunk, slot in chunks:
-            stage = ring.stage(slot)
-            plgpu.barrier_wait(ring.filled.at[stage])
-            for matrix, accumulator in enumerate(accumulators):
-                operand = ring.x.at[ring.chunk(chunk)].transpose((1, 0))
-                plgpu.wgmma(accumulator, ring.operand(stage, matrix, chunk), operand)
-        return [accumulator[...] for accumulator in accumulators]
-
-    accumulator = plgpu.ACC((TILE, p.columns), jnp.float32)
-    products = ring.scaled(pl.run_scoped(run, *[accumulator] * p.matrices), chunks)
+    products = ring.scaled(ring.products(chunks), chunks)
     return tuple(total + more for total, more in zip(sums, products, strict=True))
 
 

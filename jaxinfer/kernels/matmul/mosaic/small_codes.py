@@ -3,7 +3,8 @@
 Tensor cores multiply float8_e4m3fn where activations are quantized, too. Other codes are widened in
 registers, which takes one warpgroup longer than the memory takes to send them. So several share a
 block's slice of the contraction, each with stages and activations of its own; the first one adds
-their sums up. Scales are for sums: of a group of inputs, or of all.
+their sums up. Scales are for sums: of a group of inputs, or of all. `nibbles.py` widens and
+multiplies integers of four bits.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from jaxinfer.kernels.fp8 import FP8, LARGEST, STEPS
+from jaxinfer.kernels.matmul.mosaic import nibbles
 from jaxinfer.kernels.matmul.mosaic.small_block import Ring, add_parts, by_output
 from jaxinfer.kernels.matmul.mosaic.small_codes_plan import CodesPlan
 from jaxinfer.kernels.matmul.mosaic.widened import of_features, store_scales, widened
@@ -98,32 +100,42 @@ class CodesRing(Ring):
 
     @override
     def request_scales(self, weights: Sequence[Any], tile: Scalar, start: Scalar) -> None:
-        matrices = range(self.plan.matrices)
-
         def request(output: int, feature: Scalar) -> None:
-            for matrix in matrices:
-                codes = weights[output + matrix]
-                store_scales(codes, feature, start // GROUP, matrix, self.scales)
+            codes = weights[output : output + self.plan.matrices]
+            store_scales(codes, feature, start // GROUP, self.scales)
 
         by_output(self.plan, tile, request)
 
     @override
     def operand(self, stage: Scalar | int, matrix: int, chunk: Scalar | int) -> Any:
-        """Codes, or their values in registers, less the zero points of their group."""
+        """Codes, or their values in registers."""
         if self.plan.form.multiplies_codes:
             return self.tiles.at[stage, matrix]
         plgpu.wgmma_wait(0)  # Lets a tile have the last one's registers.
-        wide = widened(self.tiles.at[stage, matrix])
-        if not self.plan.form.has_zeros:
-            return wide
-        return wide - of_features(self.scales["zero"].at[matrix, chunk], GROUP).astype(wide.dtype)
+        return widened(self.tiles.at[stage, matrix])
+
+    @override
+    def products(self, chunks: Sequence[Any]) -> list[jax.Array]:
+        if not self.plan.form.has_nibbles:
+            return super().products(chunks)
+        [(chunk, slot)] = chunks
+        stage, matrices = self.stage(slot), range(self.plan.matrices)
+        plgpu.barrier_wait(self.filled.at[stage])
+        tiles = [self.tiles.at[stage, matrix] for matrix in matrices]
+        zeros = [
+            self.scales["zero"].at[matrix, chunk] for matrix in matrices if self.plan.form.has_zeros
+        ]
+        return nibbles.multiplied(tiles, self.x.at[self.chunk(chunk)], zeros)
 
     @override
     def keep(self, chunk: Scalar | int, values: jax.Array) -> None:
-        """A group of inputs, in float8_e4m3fn if that is the form, with a scale for each row.
+        """A group of inputs: in pairs, or in float8_e4m3fn with a scale for each row, by the form.
 
         A row's scale takes part in all of its values: that the norm divides later changes no code.
         """
+        if self.plan.form.has_nibbles:
+            store_anyhow(self.x.at[self.chunk(chunk)], nibbles.paired(values.astype(self.x.dtype)))
+            return
         if not self.plan.form.multiplies_codes:
             super().keep(chunk, values)
             return

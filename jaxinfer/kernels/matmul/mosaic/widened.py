@@ -6,6 +6,7 @@ integer of 8 bits. Scales are for sums, in float32.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -29,15 +30,14 @@ _AT_ONCE = 8  # groups whose scales are on their way to a thread at once
 
 
 def store_scales(
-    codes: QuantizedLinear, feature: Scalar, first: Scalar, matrix: int, scales: dict[str, Ref]
+    weights: Sequence[QuantizedLinear], feature: Scalar, first: Scalar, scales: dict[str, Ref]
 ) -> None:
-    """Brings the scales of a tile to shared memory; `commit_smem` must follow.
+    """Brings the scales of tiles to shared memory; `commit_smem` must follow.
 
     Args:
-        codes: of the weight, in device memory.
-        feature: the tile's first.
+        weights: codes in device memory, of which a tile each is multiplied.
+        feature: the tiles' first.
         first: the first of the groups in the block's slice.
-        matrix: the tile's place in `scales`.
         scales: the part of a warpgroup in `memory_of_codes`.
     """
     count = scales["scale"].shape[1]
@@ -45,11 +45,14 @@ def store_scales(
 
     def store(index: Scalar, _: None) -> None:
         groups = [index * piece + offset for offset in range(piece)]
-        loaded = [_scales(codes, feature, first + group) for group in groups]
-        zeros = [_zeros(codes.zero, feature, first + group) for group in groups if "zero" in scales]
-        for name, columns in (("scale", loaded), ("zero", zeros)):
-            for group, values in zip(groups, columns, strict=False):
-                store_anyhow(scales[name].at[matrix, group], values)
+        at = [(m, group) for m in range(len(weights)) for group in groups]
+        # All are on their way before the first is stored.
+        loaded = {"scale": [_scales(weights[m], feature, first + group) for m, group in at]}
+        if "zero" in scales:
+            loaded["zero"] = [_zeros(weights[m].zero, feature, first + group) for m, group in at]
+        for name, columns in loaded.items():
+            for (m, group), values in zip(at, columns, strict=True):
+                store_anyhow(scales[name].at[m, group], values)
 
     jax.lax.fori_loop(0, count // piece, store, None)
 
