@@ -86,6 +86,7 @@ class FileTier:
         # Sizes of files, the least recently used first.
         self._sizes: OrderedDict[BlockName, int] = OrderedDict()
         self._num_bytes = self._num_blocks = 0
+        self._forgotten: list[BlockName] = []
         self._counts = FileTierCounts()
         self._is_writable = True
         self._has_warned = False
@@ -176,6 +177,23 @@ class FileTier:
             with self._lock:
                 self._add(name, self._file_bytes)
                 self._count(written=1)
+
+    def forget(self, keys: Iterable[bytes]) -> None:
+        """Forget blocks now, the disk is not asked; their files are `remove_forgotten`'s."""
+        with self._lock:
+            names = [BlockName(self._fingerprint, key) for key in keys]
+            known = [name for name in names if name in self._sizes]
+            for name in known:
+                self._drop(name)
+            self._forgotten += known
+
+    def remove_forgotten(self) -> None:
+        """Remove the files of forgotten blocks."""
+        with self._writing:
+            with self._lock:
+                names, self._forgotten = self._forgotten, []
+                names = [name for name in names if name not in self._sizes]
+            self._remove(names)
 
     def _write(self, name: BlockName, data: memoryview) -> None:
         path = name.path_in(self._directory)

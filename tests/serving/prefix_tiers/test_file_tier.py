@@ -440,6 +440,13 @@ class Store(RuleBasedStateMachine):
             path_of(self.directory, number).unlink()
             self.model[number] = False
 
+    @rule(number=numbers)
+    def forget(self, number: int) -> None:
+        self.tier.forget([key_of(number)])
+        assert key_of(number) not in self.tier
+        self.tier.remove_forgotten()
+        self.model.pop(number, None)
+
     @rule()
     def restart(self) -> None:
         present = [n for n in self.model if path_of(self.directory, n).exists()]
