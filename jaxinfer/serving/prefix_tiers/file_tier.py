@@ -85,7 +85,8 @@ class FileTier:
         self._writing = threading.Lock()
         # Sizes of files, the least recently used first.
         self._sizes: OrderedDict[BlockName, int] = OrderedDict()
-        self._num_bytes = self._num_blocks = 0
+        self._keys: set[bytes] = set()  # of this fingerprint's files
+        self._num_bytes = 0
         self._forgotten: list[BlockName] = []
         self._counts = FileTierCounts()
         self._is_writable = True
@@ -97,12 +98,12 @@ class FileTier:
 
     def __contains__(self, key: bytes) -> bool:
         """Whether a block is kept, as far as this process knows; the disk is not asked."""
-        return BlockName(self._fingerprint, key) in self._sizes
+        return key in self._keys
 
     @property
     def num_blocks(self) -> int:
         """Blocks of this fingerprint."""
-        return self._num_blocks
+        return len(self._keys)
 
     @property
     def num_bytes(self) -> int:
@@ -222,14 +223,16 @@ class FileTier:
     def _add(self, name: BlockName, size: int) -> None:
         self._sizes[name] = size
         self._num_bytes += size
-        self._num_blocks += name.fingerprint == self._fingerprint
+        if name.fingerprint == self._fingerprint:
+            self._keys.add(name.key)
 
     def _drop(self, name: BlockName) -> None:
         """Forget a file, if it is known."""
         size = self._sizes.pop(name, None)
         if size is not None:
             self._num_bytes -= size
-            self._num_blocks -= name.fingerprint == self._fingerprint
+            if name.fingerprint == self._fingerprint:
+                self._keys.remove(name.key)
 
     def _miss(self, name: BlockName, **counts: int) -> None:
         """Forget a file that could not be read."""
