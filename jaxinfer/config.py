@@ -39,6 +39,7 @@ _RANGES: Mapping[str, tuple[float, float]] = {
     "num_kv_blocks": (2, _MAX_CACHE_TOKENS),
     "gpu_memory_utilization": (0.0, 1.0),
     "swap_space": (0.0, 1e6),
+    "kv_offloading_size": (0.0, 1e6),
     "tensor_parallel_size": (1, 4096),
     "data_parallel_size": (1, 4096),
     "expert_parallel_size": (1, 4096),
@@ -138,6 +139,8 @@ class EngineConfig:
         swap_space: GiB of host memory that holds the blocks of preempted requests; taken at start.
         preemption_mode: what happens to a preempted request: its tokens are computed again
             ("recompute"), or its blocks move to host memory ("swap", needs `swap_space`).
+        kv_offloading_size: GiB of host memory for blocks that leave the prefix cache, which come
+            back when a prompt has them again, if that is faster than computing them; 0 keeps none.
         scheduling_policy: which waiting request is admitted first: the oldest ("fcfs"), the oldest
             of the lowest `priority` ("priority"), or the same, but none waits for ever ("fair"): a
             priority counts as having come earlier or later by 64 requests a level.
@@ -216,6 +219,7 @@ class EngineConfig:
     enable_prefix_caching: bool = True
     swap_space: float = 0.0
     preemption_mode: PreemptionMode = "recompute"
+    kv_offloading_size: float = 0.0
     scheduling_policy: SchedulingPolicy = "fcfs"
     online: bool = False
     tensor_parallel_size: int = 1
@@ -284,6 +288,10 @@ class EngineConfig:
         if self.preemption_mode == "swap" and self.swap_space == 0:
             raise ValueError(
                 "preemption_mode='swap' needs host memory: set swap_space (GiB) above 0"
+            )
+        if self.kv_offloading_size and not self.enable_prefix_caching:
+            raise ValueError(
+                "kv_offloading_size keeps blocks of the prefix cache: set enable_prefix_caching"
             )
         ahead = self.compile_ahead
         if not isinstance(ahead, bool | None):

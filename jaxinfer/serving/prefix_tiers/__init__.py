@@ -1,1 +1,1 @@
-"""Where KV blocks go that leave the devices: host memory, then files; and how they come back."""
+"""Where KV blocks go that leave the prefix cache: host memory, and what lies behind it."""

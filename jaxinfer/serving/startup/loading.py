@@ -155,6 +155,10 @@ def _load(config: EngineConfig, source: ModelSource, group: ProcessGroup | None)
     draft_head = read_head_of(config, model_config)
     if config.swap_space and config.preemption_mode != "swap":
         say(config, _UNUSED_SWAP_SPACE)
+    if config.kv_offloading_size and num_processes > 1:
+        raise ValueError(
+            "kv_offloading_size needs all devices in one process; leave it out on several"
+        )
     if source.logits_processor is not None:
         check_logits_processor(source.logits_processor, vocab_size=model_config.vocab_size)
     if source.sampler is not None:

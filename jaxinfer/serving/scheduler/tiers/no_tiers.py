@@ -1,0 +1,47 @@
+"""What the scheduler asks of prefix tiers, answered by an engine without any."""
+
+from collections.abc import Callable
+
+from jaxinfer.serving.prefix_tiers.tier_counts import TierCounts
+from jaxinfer.serving.requests.request import Request
+from jaxinfer.serving.scheduler.schedule import Schedule
+from jaxinfer.serving.scheduler.tiers.prefill_counts import PrefillCounts
+
+Planner = Callable[[int | None], Schedule | None]
+"""`StepPlanner.schedule`."""
+
+
+class NoTiers:
+    """An engine without tiers: evicted blocks are lost, and nothing is fetched."""
+
+    def watch(self, counts: PrefillCounts) -> None:
+        """Nothing depends on the speed of prefills."""
+
+    def around(self, plan: Planner) -> Planner:
+        """How steps are planned."""
+        return plan
+
+    def restore(self, request: Request, prefix: list[int]) -> list[int]:
+        """No blocks were fetched."""
+        return []
+
+    def forget(self, request: Request) -> None:
+        """No request is known here."""
+
+    def release_all(self) -> None:
+        """Nothing is fetched."""
+
+    def await_arrival(self) -> bool:
+        """Nothing will arrive."""
+        return False
+
+    def counts(self) -> TierCounts | None:
+        """There is nothing to count."""
+        return None
+
+    def was_overtaken(self, request: Request) -> bool:
+        """No request waits for blocks while others go on."""
+        return False
+
+    def check_invariants(self, requests: list[Request]) -> None:
+        """Nothing is held."""

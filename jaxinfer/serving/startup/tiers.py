@@ -1,0 +1,70 @@
+"""Builds the tiers behind an engine's prefix cache."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+import psutil
+
+from jaxinfer.config import EngineConfig
+from jaxinfer.errors import CapacityError
+from jaxinfer.planning.blocks import staged_blocks
+from jaxinfer.serving.compile.jax_settings import JaxSettings
+from jaxinfer.serving.prefix_tiers.fetch_policy import FetchPolicy
+from jaxinfer.serving.prefix_tiers.host_tier import HostTier
+from jaxinfer.serving.prefix_tiers.transfers import Transfers
+from jaxinfer.serving.programs.kinds.block_rows import block_row
+from jaxinfer.serving.programs.programs import Programs
+
+
+def start_transfers(programs: Programs, config: EngineConfig, platform: str) -> Transfers | None:
+    """The host tier of an engine and the threads that copy; None without one.
+
+    Raises:
+        CapacityError: the host has less memory available than all replicas' tiers may take.
+    """
+    if not config.kv_offloading_size:
+        return None
+    row = block_row(programs)
+    block_bytes = row.size * row.dtype.itemsize
+    num_bytes = int(config.kv_offloading_size * 2**30)
+    _check_available(num_bytes * config.data_parallel_size)
+    num_blocks = num_bytes // block_bytes
+    if num_blocks == 0:
+        raise CapacityError(
+            f"kv_offloading_size={config.kv_offloading_size:g} GiB holds no KV block, of which "
+            f"each takes {block_bytes / 2**20:.2f} MiB; raise it"
+        )
+    return Transfers(
+        HostTier(num_blocks, pack=_pack, unpack=_unpack(row)),
+        FetchPolicy(),
+        row,
+        staged_blocks(config.token_budget(platform), config.block_size),
+        JaxSettings.here().held,
+    )
+
+
+def _pack(block: jax.Array) -> memoryview:
+    """A block's bytes, all devices' rows one after the other."""
+    return memoryview(np.ascontiguousarray(np.asarray(block)).reshape(-1).view(np.uint8))
+
+
+def _unpack(row: jax.ShapeDtypeStruct) -> Callable[[bytes], Any]:
+    """Makes the block of some bytes, in pinned host memory; ValueError if they are too few."""
+    assert row.sharding is not None
+    on_host = row.sharding.with_memory_kind("pinned_host")
+
+    def unpack(data: bytes) -> jax.Array:
+        return jax.device_put(np.frombuffer(data, row.dtype).reshape(row.shape), on_host)
+
+    return unpack
+
+
+def _check_available(num_bytes: int) -> None:
+    available = psutil.virtual_memory().available
+    if num_bytes > available:
+        raise CapacityError(
+            f"kv_offloading_size takes {num_bytes / 2**30:.2f} GiB of host memory, of which "
+            f"{available / 2**30:.2f} GiB are available; lower kv_offloading_size"
+        )
