@@ -29,6 +29,8 @@ _HELP = {
     "prefix_tier_bytes": "Bytes copied out of the devices to a tier, and back in.",
     "prefix_tier_dropped_blocks": "Evicted blocks that the tier did not keep.",
     "prefix_tier_hit_blocks": "Blocks that the tier gave.",
+    "prefix_tier_written_blocks": "Blocks that were written to files.",
+    "prefix_tier_lost_blocks": "Files that could not be read, or had changed.",
     "prefix_tier_blocks": "Blocks that the tier holds.",
     "prefix_tier_capacity_blocks": "Blocks that the tier has room for.",
     "num_preemptions": "Preemptions: requests that lost their blocks and were resumed later.",

@@ -175,7 +175,7 @@ def expert_metrics(experts: ExpertStatistics | None) -> list[Metric]:
 def _tier_metrics(tiers: TierCounts | None) -> list[Metric]:
     if tiers is None:
         return []
-    host, behind = {"tier": "host"}, {"tier": "next"}
+    host, disk = {"tier": "host"}, {"tier": "disk"}
     out, back = host | {"direction": "out"}, host | {"direction": "in"}
     return [
         Counter("jaxinfer:external_prefix_cache_queries", tiers.queried_tokens),
@@ -184,9 +184,14 @@ def _tier_metrics(tiers: TierCounts | None) -> list[Metric]:
         Counter("jaxinfer:prefix_tier_bytes", tiers.bytes_out, out),
         Counter("jaxinfer:prefix_tier_bytes", tiers.bytes_in, back),
         Counter("jaxinfer:prefix_tier_dropped_blocks", tiers.dropped_blocks, host),
-        Counter("jaxinfer:prefix_tier_hit_blocks", tiers.next_hits, behind),
         Gauge("jaxinfer:prefix_tier_blocks", tiers.held_blocks, host),
         Gauge("jaxinfer:prefix_tier_capacity_blocks", tiers.capacity_blocks, host),
+        Counter("jaxinfer:prefix_tier_hit_blocks", tiers.next_hits, disk),
+        Counter("jaxinfer:prefix_tier_written_blocks", tiers.disk_written, disk),
+        Counter("jaxinfer:prefix_tier_dropped_blocks", tiers.disk_dropped, disk),
+        Counter("jaxinfer:prefix_tier_lost_blocks", tiers.disk_lost, disk),
+        Gauge("jaxinfer:prefix_tier_blocks", tiers.disk_blocks, disk),
+        Gauge("jaxinfer:prefix_tier_capacity_blocks", tiers.disk_capacity_blocks, disk),
     ]
 
 

@@ -106,6 +106,11 @@ class FileTier:
         return len(self._keys)
 
     @property
+    def capacity_blocks(self) -> int:
+        """Blocks that fit, if there are no others' files."""
+        return self.capacity_bytes // self._file_bytes
+
+    @property
     def num_bytes(self) -> int:
         """Bytes of the files of all fingerprints."""
         return self._num_bytes

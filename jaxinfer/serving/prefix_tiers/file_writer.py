@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from jaxinfer.serving.prefix_tiers.block_file import HASH_BYTES
 from jaxinfer.serving.prefix_tiers.file_tier import FileTier
+from jaxinfer.serving.prefix_tiers.tier_counts import TierCounts
 
 MOST_WAITING_BYTES = 256 << 20
 """Of blocks that wait to be written, beside the host tier's memory."""
@@ -21,13 +22,15 @@ class FileWriter:
 
     Args:
         files: the store; several engines of a process may share it.
+        reports: whether the store's counts are reported here, for one of these engines.
 
     Attributes:
         num_dropped: blocks that were not written because too many waited.
     """
 
-    def __init__(self, files: FileTier) -> None:
+    def __init__(self, files: FileTier, *, reports: bool = True) -> None:
         self.files = files
+        self._reports = reports
         self.num_dropped = 0
         self._most_waiting = max(MOST_WAITING_BYTES // files.block_bytes, 1)
         self._waiting: dict[bytes, Buffer] = {}
@@ -43,18 +46,21 @@ class FileWriter:
         data = self._waiting.get(key)
         return self.files.read(key) if data is None else bytes(data)
 
-    def write(self, key: bytes, data: Buffer) -> None:
-        """Have a block written soon; `data` must not change.
+    def wants(self, key: bytes) -> bool:
+        """Whether `write` would keep the block now; counts those for which there is no room.
 
         Keys that mean something to this process alone are of another length, and nobody could ask
         for their files.
         """
-        if len(key) != HASH_BYTES or not self.files.is_writable:
-            return
+        if len(key) != HASH_BYTES or not self.files.is_writable or key in self:
+            return False
+        has_room = len(self._waiting) < self._most_waiting
+        self.num_dropped += not has_room
+        return has_room
+
+    def write(self, key: bytes, data: Buffer) -> None:
+        """Have a block written soon that is wanted; `data` must not change."""
         with self._lock:
-            if len(self._waiting) >= self._most_waiting:
-                self.num_dropped += 1
-                return
             self._waiting[key] = data
         self._thread.submit(self._store, key)
 
@@ -66,6 +72,15 @@ class FileWriter:
                 self._waiting.pop(key, None)
         self.files.forget(keys)
         self._thread.submit(self._remove, keys)
+
+    def count(self, counts: TierCounts) -> None:
+        """Write what happened so far into an engine's counts."""
+        counts.disk_dropped = self.num_dropped
+        if self._reports:
+            so_far = self.files.counts
+            counts.disk_written, counts.disk_lost = so_far.written, so_far.damaged + so_far.lost
+            counts.disk_blocks = self.files.num_blocks
+            counts.disk_capacity_blocks = self.files.capacity_blocks
 
     def close(self, leaving: Iterable[tuple[bytes, Buffer]] = ()) -> None:
         """Write what waits, and of what leaves host memory with the engine as much as time allows.

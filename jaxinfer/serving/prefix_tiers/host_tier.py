@@ -2,10 +2,11 @@
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from jaxinfer.serving.prefix_tiers.next_tier import NextTier, NoNextTier
+from jaxinfer.serving.prefix_tiers.tier_counts import TierCounts
 
 
 class HostTier:
@@ -73,21 +74,32 @@ class HostTier:
             while len(self._blocks) > self.num_blocks:
                 evicted.append(self._blocks.popitem(last=False))
         for old, gone in evicted:
-            if old not in self._next:
+            if self._next.wants(old):
                 self._next.write(old, self._pack(gone))
 
-    def forget(self, keys: Iterable[bytes]) -> None:
-        """Drop blocks; they go nowhere."""
+    def forget(self, keys: Sequence[bytes]) -> None:
+        """Drop blocks, in the next tier too."""
         with self._lock:
             for key in keys:
                 self._blocks.pop(key, None)
+        self._next.forget(keys)
 
     def clear(self) -> None:
-        """Drop all blocks, and leave the next tier alone from now on.
-
-        Its keys are those of an engine as it started: chains that begin later have other roots, so
-        that no key of them would ever be asked for by another process.
-        """
+        """Drop all blocks here; the next tier keeps its own."""
         with self._lock:
             self._blocks.clear()
-            self._next = NoNextTier()
+
+    def count(self, counts: TierCounts) -> None:
+        """Write what both tiers hold into an engine's counts."""
+        counts.held_blocks, counts.capacity_blocks = len(self), self.num_blocks
+        self._next.count(counts)
+
+    def close(self) -> None:
+        """Hand all blocks to the next tier, the most recently used first, as far as it goes.
+
+        May be called again. No other thread may put blocks any more.
+        """
+        blocks, self._blocks = self._blocks, OrderedDict()
+        leaving = ((key, self._pack(blocks[key])) for key in reversed(blocks))
+        self._next.close(leaving)
+        self._next = NoNextTier()

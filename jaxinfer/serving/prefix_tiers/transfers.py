@@ -118,9 +118,7 @@ class Transfers:
         with self._changed:
             self._expected.clear()
             self._wanted.clear()
-            fetches = list(self._fetches)
-        for fetch in fetches:
-            self.release(fetch)
+        self._release_all()
         self.tier.clear()
 
     def wait(self, seconds: float) -> None:
@@ -130,23 +128,27 @@ class Transfers:
 
     def settle(self) -> None:
         """Call off all fetches and return when no array of the devices is in use any more."""
-        with self._changed:
-            fetches = list(self._fetches)
-        for fetch in fetches:
-            self.release(fetch)
+        self._release_all()
         for executor in (self._outward, self._inward):
             executor.submit(lambda: None).result()
 
     def close(self) -> None:
-        """End the threads; may be called again."""
-        self.clear()
+        """End the threads, with what is on its way out in the tiers; may be called again."""
+        self._release_all()
         self._outward.shutdown()
         self._inward.shutdown()
+        self.tier.close()
 
     def snapshot(self) -> TierCounts:
         """The counts so far."""
-        self.counts.held_blocks = len(self.tier)
+        self.tier.count(self.counts)
         return self.counts.plus(TierCounts())
+
+    def _release_all(self) -> None:
+        with self._changed:
+            fetches = list(self._fetches)
+        for fetch in fetches:
+            self.release(fetch)
 
     def _store(self, keys: Sequence[bytes], rows: Sequence[jax.Array]) -> None:
         """Copy rows to host memory and put them into the tier."""

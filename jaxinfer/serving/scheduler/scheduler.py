@@ -202,6 +202,7 @@ class Scheduler:
 
         Running requests go on with the blocks they have, which are no longer shared.
         """
+        self.tiers.end_lasting()
         self.pool.invalidate()
 
     def watch_blocks(

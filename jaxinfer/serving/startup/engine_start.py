@@ -31,6 +31,7 @@ from jaxinfer.serving.scheduler.pacing import Pacing, arrival_tokens
 from jaxinfer.serving.scheduler.scheduler import Scheduler
 from jaxinfer.serving.scheduler.tiers.prefix_tiers import PrefixTiers
 from jaxinfer.serving.scheduler.tiers.tiered_index import TieredIndex
+from jaxinfer.serving.startup.files import NO_FILES, SharedFiles
 from jaxinfer.serving.startup.plan import plan_engine
 from jaxinfer.serving.startup.tiers import start_transfers
 
@@ -53,6 +54,7 @@ class StartSettings:
         draft_head: the head that drafts; None without one.
         placed_experts: where experts lie that move between devices; None if none do.
         inspection: what is read and changed of activations.
+        files: where KV blocks go that leave host memory.
     """
 
     model_config: ModelConfig
@@ -68,6 +70,7 @@ class StartSettings:
     draft_head: DraftHead | None = None
     placed_experts: PlacedExperts | None = None
     inspection: Inspection = NO_INSPECTION
+    files: SharedFiles = NO_FILES
 
 
 def start_engine(
@@ -171,7 +174,9 @@ def start_runner(
         draft_head=None if head is None else head.config,
         inspection=setup.inspection,
     )
-    transfers = start_transfers(plan.programs, setup.config, plan.platform)
+    head_config = None if head is None else head.config
+    open_files = functools.partial(setup.files.open, plan.programs, placed, head_config)
+    transfers = start_transfers(plan.programs, setup.config, plan.platform, open_files)
     return Runner(
         placed,
         plan,

@@ -51,7 +51,11 @@ class SharedFiles:
         if self._directory is None:
             return None
         with self._lock:
+            is_first = self._files is None
             if self._files is None:
                 name = fingerprint(programs, params, draft_head)
                 self._files = FileTier(self._directory, name, block_bytes, self._capacity_bytes)
-        return FileWriter(self._files)
+        return FileWriter(self._files, reports=is_first)
+
+
+NO_FILES = SharedFiles(EngineConfig())

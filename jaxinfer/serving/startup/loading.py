@@ -61,6 +61,7 @@ from jaxinfer.serving.startup.engine_start import (
     start_engine,
 )
 from jaxinfer.serving.startup.expert_groups import choose_expert_groups, choose_slots
+from jaxinfer.serving.startup.files import SharedFiles
 from jaxinfer.serving.startup.mesh import announce_devices, choose_mesh, mesh_of
 from jaxinfer.serving.startup.model_files import (
     read_classifier,
@@ -152,6 +153,7 @@ def _load(config: EngineConfig, source: ModelSource, group: ProcessGroup | None)
     classifier = read_classifier(directory, model_config, config)
     num_processes = 1 if group is None else group.num_processes
     source.inspection.check(config, model_config, num_processes=num_processes)
+    files = SharedFiles(config)
     draft_head = read_head_of(config, model_config)
     if config.swap_space and config.preemption_mode != "swap":
         say(config, _UNUSED_SWAP_SPACE)
@@ -208,6 +210,7 @@ def _load(config: EngineConfig, source: ModelSource, group: ProcessGroup | None)
         draft_head=draft_head,
         placed_experts=choose_slots(config, model_config, meshes, rules),
         inspection=source.inspection,
+        files=files,
     )
     cache = functools.partial(persistent_cache, config.compilation_cache_dir)
     params = source.params or {}

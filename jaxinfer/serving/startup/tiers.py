@@ -13,16 +13,29 @@ from jaxinfer.planning.blocks import staged_blocks
 from jaxinfer.serving.compile.jax_settings import JaxSettings
 from jaxinfer.serving.prefix_tiers.fetch_policy import FetchPolicy
 from jaxinfer.serving.prefix_tiers.host_tier import HostTier
+from jaxinfer.serving.prefix_tiers.next_tier import NextTier
 from jaxinfer.serving.prefix_tiers.transfers import Transfers
 from jaxinfer.serving.programs.kinds.block_rows import block_row
 from jaxinfer.serving.programs.programs import Programs
 
+OpenFiles = Callable[[int], NextTier | None]
 
-def start_transfers(programs: Programs, config: EngineConfig, platform: str) -> Transfers | None:
+
+def start_transfers(
+    programs: Programs, config: EngineConfig, platform: str, open_files: OpenFiles
+) -> Transfers | None:
     """The host tier of an engine and the threads that copy; None without one.
 
+    Args:
+        programs: the engine's.
+        config: its arguments.
+        platform: of its devices.
+        open_files: opens the tier behind host memory for blocks of so many bytes, or none.
+
     Raises:
-        CapacityError: the host has less memory available than all replicas' tiers may take.
+        CapacityError: the host has less memory available than all replicas' tiers may take, or the
+            disk does.
+        ValueError: the directory of the files can't be used.
     """
     if not config.kv_offloading_size:
         return None
@@ -37,7 +50,7 @@ def start_transfers(programs: Programs, config: EngineConfig, platform: str) -> 
             f"each takes {block_bytes / 2**20:.2f} MiB; raise it"
         )
     return Transfers(
-        HostTier(num_blocks, pack=_pack, unpack=_unpack(row)),
+        HostTier(num_blocks, open_files(block_bytes), pack=_pack, unpack=_unpack(row)),
         FetchPolicy(),
         row,
         staged_blocks(config.token_budget(platform), config.block_size),

@@ -39,6 +39,9 @@ class NoTiers:
         """There is nothing to count."""
         return None
 
+    def end_lasting(self) -> None:
+        """No block lasts."""
+
     def was_overtaken(self, request: Request) -> bool:
         """No request waits for blocks while others go on."""
         return False

@@ -139,6 +139,12 @@ class PrefixTiers(NoTiers):
         """What was found, and what was copied."""
         return self._counts.plus(self._transfers.snapshot())
 
+    def end_lasting(self) -> None:
+        """From now on, blocks are for this process alone: they are of other weights than it began
+        with, or are to be forgotten.
+        """
+        self._index.is_lasting = False
+
     def was_overtaken(self, request: Request) -> bool:
         """Whether others may have gone before a waiting request while its blocks came."""
         return request.request_id in self._waits

@@ -1,20 +1,22 @@
 """A prefix index that tells the tiers which blocks leave it, and what their keys are."""
 
 import itertools
-import os
 from collections.abc import Callable, Iterator
 
+from jaxinfer.serving.requests.packed_ids import ID_BYTES
 from jaxinfer.serving.requests.request import Request
-from jaxinfer.serving.scheduler.prefix_index import PrefixIndex
+from jaxinfer.serving.scheduler.prefix_index import PrefixIndex, sha256
+
+LOCAL = b"-"
+"""Begins keys that mean something to this process alone; no other key is as long."""
 
 
 class TieredIndex(PrefixIndex):
     """A `PrefixIndex` whose blocks have keys: the hashes of their chains.
 
     Other processes find the same keys for the same tokens after the same salt, as long as the
-    engine has the weights that it started with, and but for adapters, whose numbers mean nothing
-    elsewhere. All other chains begin with a number of this process, so that no other one finds
-    them.
+    engine has the weights that it started with, and but for adapters and interventions, whose
+    numbers and states mean nothing elsewhere. Keys of all other chains begin with `LOCAL`.
 
     Args:
         block_size: tokens in a block.
@@ -23,14 +25,16 @@ class TieredIndex(PrefixIndex):
         on_evict: is given each block that is about to hold something else, and its key.
         on_distrust: is given the keys of blocks that must never be found again.
         on_invalidate: is called when all blocks are forgotten.
+        is_lasting: whether chains of requests to come may have keys for other processes: until new
+            weights come, or the cache is to forget.
     """
 
     def __init__(self, block_size: int) -> None:
-        super().__init__(block_size)
+        super().__init__(block_size, self._hash_of_block)
+        self.is_lasting = True
         self.on_evict: Callable[[int, bytes], None] = lambda block, key: None
         self.on_distrust: Callable[[list[bytes]], None] = lambda keys: None
         self.on_invalidate: Callable[[], None] = lambda: None
-        self._process = os.urandom(16)
 
     def evict(self, block: int) -> None:
         """Forget an indexed block, and offer it to the tiers."""
@@ -71,9 +75,14 @@ class TieredIndex(PrefixIndex):
         return list(itertools.takewhile(tiers, self.keys(request, first, stop)))
 
     def _root(self, request: Request) -> bytes:
-        """The hash before the first block, which other processes have for lasting chains alone."""
-        prompt = request.new.prompt
-        if self.weight_version == 0 and prompt.adapter is None:
-            return super()._root(request)
-        root = (*prompt.cache_root, self.weight_version, self._process)
-        return self._hash(repr(root).encode())
+        """The hash before the first block, which a local chain's is marked by."""
+        new = request.new
+        if self.is_lasting and new.prompt.adapter is None and not new.intervene:
+            return sha256(repr(new.prompt.cache_root).encode())
+        return LOCAL + sha256(repr((*new.prompt.cache_root, self.weight_version)).encode())
+
+    def _hash_of_block(self, content: bytes) -> bytes:
+        """The hash of a block's parent and tokens, marked if the parent is."""
+        digest = sha256(content)
+        is_local = len(content) > len(digest) + self.block_size * ID_BYTES
+        return LOCAL + digest if is_local else digest
