@@ -67,6 +67,10 @@ class BlockTransfers(Protocol):
         """Whether a tier holds the block."""
         ...
 
+    def holds(self, key: bytes) -> bool:
+        """Whether the host tier holds the block, so that it need not be read from a file."""
+        ...
+
     def expect(self, key: bytes) -> bool:
         """Whether a block is to be copied out, by the next launch; counts those that can't be."""
         ...

@@ -37,25 +37,37 @@ class FetchPolicy:
     """Compares the time of a copy with that of computing the same tokens.
 
     Attributes:
-        fetched: bytes of fetches, from their begin to their arrival on the devices.
+        fetched: bytes of fetches, from host memory to their arrival on the devices.
+        read: bytes of fetches that came from files, until they were in host memory.
         prefilled: tokens of prefill steps.
     """
 
     def __init__(self) -> None:
         self.fetched = Rate()
+        self.read = Rate()
         self.prefilled = Rate()
         self._num_refused = 0
 
-    def is_worth(self, *, num_blocks: int, num_bytes: int, num_tokens: int) -> bool:
+    def is_worth(
+        self, *, num_blocks: int, num_bytes: int, num_tokens: int, num_read_bytes: int = 0
+    ) -> bool:
         """Whether to fetch blocks of so many bytes rather than compute their tokens.
 
-        Until both rates are known it is: that is how they become known.
+        Until all rates are known it is: that is how they become known.
+
+        Args:
+            num_blocks: to fetch.
+            num_bytes: of them.
+            num_tokens: in them.
+            num_read_bytes: of these bytes, how many are in files.
         """
         if num_blocks < LEAST_BLOCKS:
             return False
-        if not (self.fetched.known and self.prefilled.known):
+        has_read = self.read.known or not num_read_bytes
+        if not (self.fetched.known and self.prefilled.known and has_read):
             return True
-        if self.fetched.seconds_for(num_bytes) <= self.prefilled.seconds_for(num_tokens):
+        seconds = self.fetched.seconds_for(num_bytes) + self.read.seconds_for(num_read_bytes)
+        if seconds <= self.prefilled.seconds_for(num_tokens):
             return True
         self._num_refused += 1
         return self._num_refused % PROBE_EVERY == 0

@@ -64,6 +64,10 @@ class Transfers:
         """Whether a tier holds the block; one that is still on its way is not there yet."""
         return key in self.tier
 
+    def holds(self, key: bytes) -> bool:
+        """Whether the host tier holds the block."""
+        return self.tier.holds(key)
+
     def expect(self, key: bytes) -> bool:
         """Whether an evicted block is to be copied out, which must then be launched.
 
@@ -182,6 +186,7 @@ class Transfers:
         start, rows = time.perf_counter(), []
         try:
             blocks = self._found(fetch.keys, blocks)
+            start = time.perf_counter()
             if blocks:
                 rows = jax.block_until_ready(jax.device_put(blocks, self._on_devices))
         except Exception as error:
@@ -201,14 +206,16 @@ class Transfers:
 
     def _found(self, keys: Sequence[bytes], blocks: Sequence[Any]) -> list[Any]:
         """The leading blocks in host memory; those that are not come from the next tier."""
-        found = []
+        found, num_read, start = [], 0, time.perf_counter()
         for key, block in zip(keys, blocks, strict=False):
             if block is None:
                 block = self.tier.take_next(key)
                 if block is None:
                     break
-                self.counts.next_hits += 1
+                num_read += 1
             found.append(block)
+        self.policy.read.note(num_read * self.block_bytes, time.perf_counter() - start)
+        self.counts.next_hits += num_read
         return found
 
 

@@ -146,6 +146,7 @@ def load_engine(config: EngineConfig, source: ModelSource) -> Loaded:
 
 def _load(config: EngineConfig, source: ModelSource, group: ProcessGroup | None) -> Loaded:
     start = time.perf_counter()
+    files = SharedFiles(config)
     directory = None
     if source.params is None:
         directory = resolve_model(config.model, config.revision)
@@ -153,7 +154,6 @@ def _load(config: EngineConfig, source: ModelSource, group: ProcessGroup | None)
     classifier = read_classifier(directory, model_config, config)
     num_processes = 1 if group is None else group.num_processes
     source.inspection.check(config, model_config, num_processes=num_processes)
-    files = SharedFiles(config)
     draft_head = read_head_of(config, model_config)
     if config.swap_space and config.preemption_mode != "swap":
         say(config, _UNUSED_SWAP_SPACE)

@@ -7,6 +7,7 @@ held by requests that don't run, and the rules of admission and preemption are t
 without tiers.
 """
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from jaxinfer.serving.prefix_tiers.block_copies import (
@@ -205,21 +206,24 @@ class PrefixTiers(NoTiers):
             return None
         fetch = self._by_first_key.get(keys[0])
         if fetch is None:
-            if not self._is_worth(len(keys)):
+            if not self._is_worth(keys):
                 self._counts.refused_tokens += len(keys) * block_size
                 return None
             fetch = self._by_first_key[keys[0]] = self._transfers.fetch(keys)
         return fetch
 
-    def _is_worth(self, num_blocks: int) -> bool:
+    def _is_worth(self, keys: Sequence[bytes]) -> bool:
         if self._prefills is not None:
             tokens, seconds = self._prefills.prefill_tokens, self._prefills.prefill_seconds
             self._policy.prefilled.note(tokens - self._prefilled[0], seconds - self._prefilled[1])
             self._prefilled = tokens, seconds
+        block_bytes = self._transfers.block_bytes
+        num_read = sum(not self._transfers.holds(key) for key in keys)
         return self._policy.is_worth(
-            num_blocks=num_blocks,
-            num_bytes=num_blocks * self._transfers.block_bytes,
-            num_tokens=num_blocks * self._pool.block_size,
+            num_blocks=len(keys),
+            num_bytes=len(keys) * block_bytes,
+            num_tokens=len(keys) * self._pool.block_size,
+            num_read_bytes=num_read * block_bytes,
         )
 
     def _return_those_with_blocks(self) -> None:
