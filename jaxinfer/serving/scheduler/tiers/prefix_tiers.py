@@ -7,6 +7,7 @@ held by requests that don't run, and the rules of admission and preemption are t
 without tiers.
 """
 
+import itertools
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -34,11 +35,14 @@ class _Wait(NamedTuple):
     """What a request waits for.
 
     Attributes:
+        fetch: may have been begun for another request, whose chain goes on otherwise.
         first: the position of the first block that is fetched.
+        count: the leading blocks of the fetch that are the request's.
     """
 
     fetch: Fetch
     first: int
+    count: int
 
 
 class PrefixTiers(NoTiers):
@@ -102,7 +106,7 @@ class PrefixTiers(NoTiers):
         wait = self._waits.get(request.request_id)
         if wait is None or len(prefix) < wait.first:
             return []
-        rows = wait.fetch.rows[len(prefix) - wait.first :]
+        rows = wait.fetch.rows[len(prefix) - wait.first : wait.count]
         if not rows:
             return []
         del self._waits[request.request_id]
@@ -124,8 +128,8 @@ class PrefixTiers(NoTiers):
         for wait in self._waits.values():
             self._transfers.release(wait.fetch)
         for request in self._queues.parked.values():
-            request.status = RequestStatus.WAITING
-        self._waits.clear()
+            if request.status is RequestStatus.FETCHING:
+                request.status = RequestStatus.WAITING
         self._by_first_key.clear()
 
     def await_arrival(self) -> bool:
@@ -180,13 +184,13 @@ class PrefixTiers(NoTiers):
         is_first_time = self._looked_up is None or self._looked_up[0] is not request
         self._looked_up = request, self._pool.num_frees
         prefix = self._pool.find_prefix(request)
-        fetch = self._fetch_behind(prefix, request, counts_query=is_first_time)
-        if fetch is None:
+        wait = self._fetch_behind(prefix, request, counts_query=is_first_time)
+        if wait is None:
             return False
         # What is found already must not leave before the rest has come: it is the newest now.
         self._pool.share(prefix)
         self._pool.free(prefix)
-        self._waits[request.request_id] = _Wait(fetch, len(prefix))
+        self._waits[request.request_id] = wait
         self._queues.waiting.remove(request.request_id)
         request.status = RequestStatus.FETCHING
         self._queues.parked[request.request_id] = request
@@ -194,7 +198,7 @@ class PrefixTiers(NoTiers):
 
     def _fetch_behind(
         self, prefix: list[int], request: Request, *, counts_query: bool
-    ) -> Fetch | None:
+    ) -> _Wait | None:
         """A fetch of the blocks that follow the prefix, begun now or for another request."""
         block_size, first = self._pool.block_size, len(prefix)
         most = self._pool.most_prefix_blocks(request)
@@ -210,7 +214,9 @@ class PrefixTiers(NoTiers):
                 self._counts.refused_tokens += len(keys) * block_size
                 return None
             fetch = self._by_first_key[keys[0]] = self._transfers.fetch(keys)
-        return fetch
+        pairs = zip(keys, fetch.keys, strict=False)
+        count = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
+        return _Wait(fetch, first, count)
 
     def _is_worth(self, keys: Sequence[bytes]) -> bool:
         if self._prefills is not None:
