@@ -142,9 +142,9 @@ class EngineConfig:
             ("recompute"), or its blocks move to host memory ("swap", needs `swap_space`).
         kv_offloading_size: GiB of host memory for blocks that leave the prefix cache, which come
             back when a prompt has them again, if that is faster than computing them; 0 keeps none.
-        kv_offloading_directory: where blocks are kept in files that leave this host memory, for
-            later processes too: one with the same weights, layout and versions finds them. The
-            directory must be this user's alone to write to, for blocks tell what was in prompts.
+        kv_offloading_directory: where blocks that leave this host memory are kept in files, which
+            later processes with the same weights, layout and versions find. None is nowhere. It
+            must be this user's alone to write to; blocks tell what was in prompts.
         kv_offloading_disk_size: GiB of these files at most; the least recently used go.
         scheduling_policy: which waiting request is admitted first: the oldest ("fcfs"), the oldest
             of the lowest `priority` ("priority"), or the same, but none waits for ever ("fair"): a

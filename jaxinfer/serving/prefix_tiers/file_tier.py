@@ -62,7 +62,7 @@ class FileTier:
 
     Args:
         directory: made if it does not exist; see `tier_directory`.
-        fingerprint: names the weights and the layout, 64 hexadecimal digits; see `fingerprint`.
+        fingerprint: of weights and layout, 64 hexadecimal digits; from `startup.fingerprint`.
         block_bytes: of every block's data.
         capacity_bytes: most bytes of all files.
 

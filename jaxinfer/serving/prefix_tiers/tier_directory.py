@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 from jaxinfer.errors import CapacityError
-from jaxinfer.serving.compile.cache.private_directory import obstacle
 from jaxinfer.serving.prefix_tiers.block_file import HASH_BYTES, remove_abandoned
 
 _ARGUMENT = "kv_offloading_directory"
@@ -46,7 +45,7 @@ class ListedFile(NamedTuple):
 
 
 def make_directory(directory: Path) -> None:
-    """Make the directory if it does not exist, and check that it is this user's to write to.
+    """Make the directory if it does not exist, and check that it can be written to.
 
     Only this user may enter what is made: blocks tell what was in prompts.
 
@@ -64,8 +63,6 @@ def make_directory(directory: Path) -> None:
             f"{_ARGUMENT} {directory} can't be written to ({error.strerror}); name a directory of "
             "your own"
         ) from None
-    if (cause := obstacle(directory.resolve())) is not None:
-        raise ValueError(f"{_ARGUMENT} {directory} is not safe to read blocks from: {cause}")
 
 
 def check_capacity(directory: Path, capacity_bytes: int, block_bytes: int, held_bytes: int) -> None:

@@ -6,11 +6,12 @@ from pathlib import Path
 from typing import Any
 
 from jaxinfer.config import EngineConfig
+from jaxinfer.serving.compile.cache.private_directory import obstacle
 from jaxinfer.serving.prefix_tiers.file_tier import FileTier
 from jaxinfer.serving.prefix_tiers.file_writer import FileWriter
-from jaxinfer.serving.prefix_tiers.fingerprint import fingerprint
 from jaxinfer.serving.prefix_tiers.tier_directory import make_directory
 from jaxinfer.serving.programs.programs import Programs
+from jaxinfer.serving.startup.fingerprint import fingerprint
 
 
 class SharedFiles:
@@ -32,6 +33,7 @@ class SharedFiles:
         if config.kv_offloading_directory is not None:
             self._directory = Path(config.kv_offloading_directory).expanduser()
             make_directory(self._directory)
+            _check_private(self._directory)
 
     def open(
         self, programs: Programs, params: Mapping[str, Any], draft_head: object, block_bytes: int
@@ -59,3 +61,9 @@ class SharedFiles:
 
 
 NO_FILES = SharedFiles(EngineConfig())
+
+
+def _check_private(directory: Path) -> None:
+    """Refuse a directory that others may write to: answers would be made from their blocks."""
+    if (cause := obstacle(directory.resolve())) is not None:
+        raise ValueError(f"kv_offloading_directory {directory} is not safe to read from: {cause}")

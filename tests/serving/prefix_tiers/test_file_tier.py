@@ -354,20 +354,6 @@ def test_a_directory_that_is_not_writable_is_refused(
         open_tier(tmp_path)
 
 
-def test_a_directory_of_others_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    tmp_path.chmod(0o777)
-    with pytest.raises(ValueError, match=r"others may write to it \(mode 0777\); `chmod go-w` it"):
-        open_tier(tmp_path)
-    tmp_path.chmod(0o700)
-    monkeypatch.setattr(os, "geteuid", lambda: 4242)
-    other = tmp_path.stat().st_uid
-    if other == 0:  # root's directories are trusted
-        other = 4243
-        os.chown(tmp_path, other, -1)
-    with pytest.raises(ValueError, match=rf"belongs to another user \({other}\); give a directory"):
-        open_tier(tmp_path)
-
-
 def test_a_capacity_without_room_is_refused(tmp_path: Path) -> None:
     with pytest.raises(CapacityError, match=r"less than a KV block's file of .*; raise it, or"):
         FileTier(tmp_path, FINGERPRINT, BLOCK_BYTES, FILE_BYTES - 1)

@@ -2,6 +2,7 @@
 
 import functools
 import logging
+import os
 import shutil
 import subprocess
 import sys
@@ -12,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from jaxinfer import LLM, Intervention, LoRARequest, SamplingParams
+from jaxinfer import LLM, EngineConfig, Intervention, LoRARequest, SamplingParams
 from jaxinfer.errors import CapacityError
 from jaxinfer.serving.engine.metrics import Counter, Gauge
 from jaxinfer.serving.prefix_tiers.block_file import file_bytes
@@ -20,6 +21,7 @@ from jaxinfer.serving.prefix_tiers.fetch_policy import LEAST_BLOCKS, FetchPolicy
 from jaxinfer.serving.prefix_tiers.file_tier import FileTier
 from jaxinfer.serving.prefix_tiers.file_writer import FileWriter
 from jaxinfer.serving.prefix_tiers.host_tier import HostTier
+from jaxinfer.serving.startup.files import SharedFiles
 from jaxinfer.testing import TINY_CONFIG, tiny_llm, tiny_params
 from tests.serving.adapters.small_adapters import matrices, save_peft, tree
 from tests.serving.small_llm import ids
@@ -284,3 +286,21 @@ def test_a_directory_that_can_not_be_used_is_refused_before_anything_is_read(
         engine(tmp_path / "file", params=None, config=None, model="no such model")
     with pytest.raises(CapacityError, match="kv_offloading_disk_size is 1e"):
         engine(tmp_path, kv_offloading_disk_size=1e8)
+
+
+def test_a_directory_that_others_may_write_to_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = EngineConfig(
+        kv_offloading_size=1, kv_offloading_directory=str(tmp_path), kv_offloading_disk_size=1
+    )
+    tmp_path.chmod(0o777)
+    with pytest.raises(ValueError, match=r"others may write to it \(mode 0777\); `chmod go-w` it"):
+        SharedFiles(config)
+    tmp_path.chmod(0o700)
+    owner = tmp_path.stat().st_uid or 4242  # root's directories are trusted
+    if tmp_path.stat().st_uid == 0:
+        os.chown(tmp_path, owner, -1)
+    monkeypatch.setattr(os, "geteuid", lambda: owner + 1)
+    with pytest.raises(ValueError, match=rf"belongs to another user \({owner}\); give a directory"):
+        SharedFiles(config)

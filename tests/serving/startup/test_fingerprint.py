@@ -19,11 +19,11 @@ from jaxinfer.model.longrope import LongRopeScaling
 from jaxinfer.model.quantized.quantization import with_scheme
 from jaxinfer.model.rope_scaling import RopeScaling
 from jaxinfer.model.sharding import ShardingRules
-from jaxinfer.serving.prefix_tiers import fingerprint as fingerprints
-from jaxinfer.serving.prefix_tiers.fingerprint import fingerprint, ingredients
 from jaxinfer.serving.prefix_tiers.weights_digest import weights_digest
 from jaxinfer.serving.programs.programs import Programs
 from jaxinfer.serving.programs.steps import StepContext
+from jaxinfer.serving.startup import fingerprint as fingerprints
+from jaxinfer.serving.startup.fingerprint import fingerprint, ingredients
 from jaxinfer.testing import TINY_CONFIG, tiny_params
 
 
@@ -50,7 +50,7 @@ def changed(**fields: Any) -> ModelConfig:
 
 @pytest.mark.slow
 def test_it_is_the_same_in_another_process() -> None:
-    script = "from tests.serving.prefix_tiers.test_fingerprint import plain; print(plain())"
+    script = "from tests.serving.startup.test_fingerprint import plain; print(plain())"
     out = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert out.stdout.split() == [plain()]
     assert len(plain()) == 64
