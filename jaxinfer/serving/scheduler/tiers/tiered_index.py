@@ -20,22 +20,22 @@ class TieredIndex(PrefixIndex):
         block_size: tokens in a block.
 
     Attributes:
-        on_evict: is given each block that is about to hold something else, and its key.
+        on_remove: is given each block that is about to hold something else, and its key.
         on_distrust: is given the keys of blocks that must never be found again.
         on_invalidate: is called when all blocks are forgotten.
     """
 
     def __init__(self, block_size: int) -> None:
         super().__init__(block_size)
-        self.on_evict: Callable[[int, bytes], None] = lambda block, key: None
+        self.on_remove: Callable[[int, bytes], None] = lambda block, key: None
         self.on_distrust: Callable[[list[bytes]], None] = lambda keys: None
         self.on_invalidate: Callable[[], None] = lambda: None
         self._process = os.urandom(16)
 
-    def evict(self, block: int) -> None:
+    def remove(self, block: int) -> None:
         """Forget an indexed block, and offer it to the tiers."""
         _, key = self._entries.pop(self.content_of_block.pop(block))
-        self.on_evict(block, key)
+        self.on_remove(block, key)
 
     def remove_chain(self, request: Request) -> list[int]:
         """Forget the blocks of a request's tokens, in the tiers too; returns the indexed ones."""
