@@ -72,6 +72,7 @@ class Lifecycle:
             StepError: the engine has failed for good.
         """
         self.prepare_sleep()
+        self._scheduler.tiers.settle()
         self._runner.sleep(keep_params=keep_params)
 
     def wake_params(self) -> None:
@@ -90,4 +91,5 @@ class Lifecycle:
             self._requests.abort(request_id)
         self._recovery.is_closed = True
         self._in_flight.clear()
+        self._scheduler.tiers.close()
         self._runner.close()

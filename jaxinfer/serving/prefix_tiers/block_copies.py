@@ -95,6 +95,12 @@ class BlockTransfers(Protocol):
         """What was copied so far."""
         ...
 
+    def settle(self) -> None:
+        """Call off all fetches and return when no array of the devices is in use any more."""
+
+    def close(self) -> None:
+        """Drop all blocks and end the threads; may be called again."""
+
     def wait(self, seconds: float) -> None:
         """Return when a fetch is done that was not at the last call, or after some time."""
         ...

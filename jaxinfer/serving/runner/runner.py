@@ -54,7 +54,7 @@ class Runner:
         eos_token_ids: tokens that min_tokens bans.
         tokenizer: needed for bad words only.
         owns_params: whether the runner alone holds the parameters, so that they may be overwritten.
-        transfers: to and from prefix tiers; closed with the runner.
+        transfers: to and from prefix tiers; None without any.
 
     Attributes:
         programs: describes its programs.
@@ -63,7 +63,7 @@ class Runner:
         prepare: from new arrays, the cache first, makes those that steps begin with.
         num_kv_blocks: P, block 0 included.
         num_host_blocks: blocks of host memory for swapping.
-        transfers: copies blocks to and from prefix tiers; None without any.
+        transfers: as given.
         compiles_ahead: whether `compile_all` is wanted before the first request.
         speculation: the steps that have drafts.
         span: for recordings: the span of packing a step.
@@ -296,8 +296,6 @@ class Runner:
             Exception: there is too little host memory; nothing has changed.
         """
         self.launches.wait()
-        if self.transfers is not None:
-            self.transfers.settle()
         self.weights.sleep(keep=keep_params)
         self._free_cache()
         self._use_weights()
@@ -314,8 +312,6 @@ class Runner:
 
     def close(self) -> None:
         """Free the pages and forget the parameters; may be called again."""
-        if self.transfers is not None:
-            self.transfers.close()
         self._free_cache()
         self.launcher.clear()  # else a garbage collection frees the arrays of batches, much later
         self.launches.close()

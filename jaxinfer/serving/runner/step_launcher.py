@@ -6,9 +6,8 @@ from typing import Any, cast
 
 import jax
 
-from jaxinfer.serving.prefix_tiers.row_launches import RowLaunches
 from jaxinfer.serving.prefix_tiers.transfers import Transfers
-from jaxinfer.serving.programs.kinds.block_rows import ROWS_A_COPY, BlockRowsKey
+from jaxinfer.serving.programs.kinds.block_rows import BlockRowCopies
 from jaxinfer.serving.programs.kinds.kind import ProgramKey
 from jaxinfer.serving.programs.kinds.registry import step_kind_of
 from jaxinfer.serving.programs.kinds.write_adapter import write_adapter
@@ -61,14 +60,7 @@ class StepLauncher:
         settle = jax.block_until_ready if await_each else lambda array: array
         self._upload = lambda arrays: upload(arrays, whole)
         if transfers is not None:
-            self._rows = RowLaunches(
-                transfers,
-                ROWS_A_COPY,
-                lambda: self.program(BlockRowsKey(ROWS_A_COPY, out=True)),
-                lambda: self.program(BlockRowsKey(ROWS_A_COPY, out=False)),
-                self._upload,
-                settle,
-            )
+            self._rows = BlockRowCopies(transfers, self.program, self._upload, settle)
         self._writer = SlotWriter(plan.compiled, self._upload, settle)
 
     def launch(self, schedule: Schedule, batch: Batch) -> InFlightStep | UnsampledStep:

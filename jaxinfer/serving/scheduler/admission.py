@@ -59,7 +59,7 @@ class Admission:
             self._queues.swap_space.release(request)
             return True
         self._pool.share(prefix)
-        held.table = prefix + self._queues.tiers.restore(request, prefix)
+        held.table = prefix + self._queues.restore(request, prefix)
         held.num_registered = len(prefix)
         start_with(request, len(held.table) * self._pool.block_size)
         return True

@@ -86,7 +86,7 @@ class BlockPool:
         blocks.reverse()
         while len(blocks) < count:
             block, _ = self._cached.popitem(last=False)
-            self.index.evict(block)
+            self.index.remove(block)
             blocks.append(block)
         for block in blocks:
             self._num_holders[block] = 1

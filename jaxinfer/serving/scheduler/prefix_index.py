@@ -100,12 +100,8 @@ class PrefixIndex:
             self.settle()
 
     def remove(self, block: int) -> None:
-        """Forget an indexed block."""
+        """Forget an indexed block, because it is about to hold something else."""
         del self._entries[self.content_of_block.pop(block)]
-
-    def evict(self, block: int) -> None:
-        """`remove` a block that was not asked for any more."""
-        self.remove(block)
 
     def remove_chain(self, request: Request) -> list[int]:
         """Forget the blocks of a request's tokens, others' too; returns the indexed ones."""

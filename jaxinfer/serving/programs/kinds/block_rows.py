@@ -1,16 +1,22 @@
-"""The programs that copy blocks between the pages and rows of integers, for prefix tiers."""
+"""Copies blocks between the pages and rows of integers, which travel to prefix tiers and back."""
 
+import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import jax
+import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
+from jaxinfer.serving.prefix_tiers.block_copies import TierCopies
+from jaxinfer.serving.prefix_tiers.transfers import Transfers
 from jaxinfer.serving.programs.buckets import Buckets
 from jaxinfer.serving.programs.copy_steps import gather_rows, scatter_rows, unit_of
 from jaxinfer.serving.programs.kinds.kind import ProgramKind
 from jaxinfer.serving.programs.programs import Program, Programs
+from jaxinfer.serving.programs.steps import KVCache
 
 ROWS_A_COPY = 16
 """Blocks that a program copies, so that one serves any number."""
@@ -58,3 +64,52 @@ def block_row(programs: Programs) -> jax.ShapeDtypeStruct:
     ]
     sharding = NamedSharding(mesh, PartitionSpec(mesh.axis_names))
     return jax.ShapeDtypeStruct((mesh.devices.size, sum(widths)), unit, sharding=sharding)
+
+
+class BlockRowCopies:
+    """Gathers blocks that leave the prefix cache and scatters those that come back.
+
+    Args:
+        transfers: takes and gives the rows.
+        program: the compiled program of a key.
+        upload: from ids on the host to every device.
+        settle: is given arrays of a launch: waits for them where devices get one at a time.
+    """
+
+    def __init__(
+        self,
+        transfers: Transfers,
+        program: Callable[[BlockRowsKey], Callable[..., Any]],
+        upload: Callable[[Any], jax.Array],
+        settle: Callable[[Any], Any],
+    ) -> None:
+        self._transfers, self._program = transfers, program
+        self._upload, self._settle = upload, settle
+
+    def copy_out(self, kv: KVCache, copies: TierCopies) -> None:
+        """Gather blocks before anything overwrites them; `kv` stays valid."""
+        for pairs in itertools.batched(copies.out, ROWS_A_COPY):
+            rows = self._program(BlockRowsKey(ROWS_A_COPY, out=True))(
+                kv, self._ids([block for block, _ in pairs])
+            )
+            self._settle(rows)
+            self._transfers.copy_out([key for _, key in pairs], rows)
+
+    def copy_back(self, kv: KVCache, copies: TierCopies) -> KVCache:
+        """The pages with fetched blocks; `kv` is donated if there are some."""
+        scatter = self._program(BlockRowsKey(ROWS_A_COPY, out=False))
+        for back in copies.back:
+            pairs = zip(back.blocks, back.rows, strict=True)
+            for part in itertools.batched(pairs, ROWS_A_COPY):
+                rows = [row for _, row in part]
+                rows += rows[:1] * (ROWS_A_COPY - len(rows))
+                kv = scatter(kv, self._ids([block for block, _ in part]), tuple(rows))
+                self._settle(kv)
+        for back in copies.back:
+            self._transfers.release(back.fetch)
+        return kv
+
+    def _ids(self, blocks: Sequence[int]) -> jax.Array:
+        ids = np.zeros(ROWS_A_COPY, np.int32)
+        ids[: len(blocks)] = blocks
+        return self._upload(ids)

@@ -21,19 +21,18 @@ class NoTiers:
         """How steps are planned."""
         return plan
 
-    def restore(self, request: Request, prefix: list[int]) -> list[int]:
-        """No blocks were fetched."""
-        return []
-
-    def forget(self, request: Request) -> None:
-        """No request is known here."""
-
     def release_all(self) -> None:
         """Nothing is fetched."""
 
     def await_arrival(self) -> bool:
         """Nothing will arrive."""
         return False
+
+    def settle(self) -> None:
+        """Nothing is on its way."""
+
+    def close(self) -> None:
+        """There are no threads to end."""
 
     def counts(self) -> TierCounts | None:
         """There is nothing to count."""

@@ -71,9 +71,11 @@ class PrefixTiers(NoTiers):
         self._looked_up: tuple[Request, int] | None = None
         self._prefills: PrefillCounts | None = None
         self._prefilled = (0, 0.0)
-        index.on_evict, index.on_distrust = self._evicted, transfers.forget
+        index.on_remove, index.on_distrust = self._evicted, transfers.forget
         index.on_invalidate = self._invalidated
         queues.has_candidate = self._has_candidate
+        queues.restore, queues.forget_fetch = self._restore, self._forget_fetch
+        self.settle, self.close = transfers.settle, transfers.close
 
     def watch(self, counts: PrefillCounts) -> None:
         """Measure the speed of prefills by these counts, which grow."""
@@ -93,7 +95,7 @@ class PrefixTiers(NoTiers):
 
         return plan_step
 
-    def restore(self, request: Request, prefix: list[int]) -> list[int]:
+    def _restore(self, request: Request, prefix: list[int]) -> list[int]:
         """New blocks for a request that is being admitted, which the step fills with fetched ones.
 
         Args:
@@ -116,7 +118,7 @@ class PrefixTiers(NoTiers):
         self._counts.hit_tokens += len(rows) * self._pool.block_size
         return blocks
 
-    def forget(self, request: Request) -> None:
+    def _forget_fetch(self, request: Request) -> None:
         """A request ends, or runs without what was fetched for it."""
         wait = self._waits.pop(request.request_id, None)
         if wait is not None and all(each.fetch is not wait.fetch for each in self._waits.values()):

@@ -22,7 +22,7 @@ class TieredIndex(PrefixIndex):
         block_size: tokens in a block.
 
     Attributes:
-        on_evict: is given each block that is about to hold something else, and its key.
+        on_remove: is given each block that is about to hold something else, and its key.
         on_distrust: is given the keys of blocks that must never be found again.
         on_invalidate: is called when all blocks are forgotten.
         is_lasting: whether chains of requests to come may have keys for other processes: until new
@@ -32,14 +32,14 @@ class TieredIndex(PrefixIndex):
     def __init__(self, block_size: int) -> None:
         super().__init__(block_size, self._hash_of_block)
         self.is_lasting = True
-        self.on_evict: Callable[[int, bytes], None] = lambda block, key: None
+        self.on_remove: Callable[[int, bytes], None] = lambda block, key: None
         self.on_distrust: Callable[[list[bytes]], None] = lambda keys: None
         self.on_invalidate: Callable[[], None] = lambda: None
 
-    def evict(self, block: int) -> None:
+    def remove(self, block: int) -> None:
         """Forget an indexed block, and offer it to the tiers."""
         _, key = self._entries.pop(self.content_of_block.pop(block))
-        self.on_evict(block, key)
+        self.on_remove(block, key)
 
     def remove_chain(self, request: Request) -> list[int]:
         """Forget the blocks of a request's tokens, in the tiers too; returns the indexed ones."""
