@@ -100,6 +100,14 @@ class FileTier:
         """Whether a block is kept, as far as this process knows; the disk is not asked."""
         return key in self._keys
 
+    def touch(self, key: bytes) -> bool:
+        """Whether a block is kept; it is then the most recently used."""
+        with self._lock:
+            if key not in self._keys:
+                return False
+            self._sizes.move_to_end(BlockName(self._fingerprint, key))
+            return True
+
     @property
     def num_blocks(self) -> int:
         """Blocks of this fingerprint."""
@@ -127,25 +135,18 @@ class FileTier:
 
     def read(self, key: bytes) -> bytes | None:
         """A block's data; None if it is not kept, was lost, or has changed."""
+        if not self.touch(key):
+            return None
         name = BlockName(self._fingerprint, key)
-        with self._lock:
-            if name not in self._sizes:
-                return None
-            self._sizes.move_to_end(name)
         path = name.path_in(self._directory)
         try:
             data = read_block(path, self._fingerprint, key, self.block_bytes)
-        except FileNotFoundError:
-            self._miss(name, lost=1)
+        except DamagedBlockError as error:
+            self._remove([name])
+            self._lose(name, error, damaged=1)
             return None
         except OSError as error:
-            self._miss(name, lost=1)
-            self._warn_of_read(error)
-            return None
-        except DamagedBlockError as error:
-            self._miss(name, damaged=1)
-            self._remove([name])
-            self._warn_of_read(error)
+            self._lose(name, error, lost=1)
             return None
         with contextlib.suppress(OSError):
             os.utime(path)  # for the order of use at the next start
@@ -167,12 +168,9 @@ class FileTier:
             )
         name = BlockName(self._fingerprint, key)
         with self._writing:
+            if self.touch(key) or not self._is_writable:
+                return
             with self._lock:
-                if name in self._sizes:
-                    self._sizes.move_to_end(name)
-                    return
-                if not self._is_writable:
-                    return
                 evicted = self._make_room(self._file_bytes)
             self._remove(evicted)
             try:
@@ -239,11 +237,14 @@ class FileTier:
             if name.fingerprint == self._fingerprint:
                 self._keys.remove(name.key)
 
-    def _miss(self, name: BlockName, **counts: int) -> None:
-        """Forget a file that could not be read."""
+    def _lose(self, name: BlockName, cause: Exception, **counts: int) -> None:
+        """Forget a file that could not be read; warns once, unless another process removed it."""
         with self._lock:
             self._drop(name)
             self._count(**counts)
+        if not self._has_warned and not isinstance(cause, FileNotFoundError):
+            self._has_warned = True
+            logger.warning("a KV block is computed again, as all that can't be read: %s", cause)
 
     def _remove(self, names: Iterable[BlockName]) -> None:
         for name in names:
@@ -258,12 +259,6 @@ class FileTier:
             self._directory,
             error.strerror or error,
         )
-
-    def _warn_of_read(self, cause: object) -> None:
-        """Warn of a block that can't be read, the first time."""
-        if not self._has_warned:
-            self._has_warned = True
-            logger.warning("a KV block is computed again, as all that can't be read: %s", cause)
 
     def _count(self, **more: int) -> None:
         counts = self._counts

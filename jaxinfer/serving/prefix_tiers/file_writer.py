@@ -52,7 +52,8 @@ class FileWriter:
         Keys that mean something to this process alone are of another length, and nobody could ask
         for their files.
         """
-        if len(key) != HASH_BYTES or not self.files.is_writable or key in self:
+        is_kept = key in self._waiting or self.files.touch(key)
+        if is_kept or len(key) != HASH_BYTES or not self.files.is_writable:
             return False
         has_room = len(self._waiting) < self._most_waiting
         self.num_dropped += not has_room

@@ -108,6 +108,16 @@ def test_what_leaves_at_the_end_is_written_the_most_valuable_first(
     assert files_in(tmp_path) == {path_of(tmp_path, number) for number in (1, 2, 3, 4)}
 
 
+def test_a_block_that_has_a_file_is_not_wanted_and_its_file_stays_longer(tmp_path: Path) -> None:
+    files = open_tier(tmp_path, blocks=2)
+    for number in (1, 2):
+        files.write(key_of(number), data_of(number))
+    writer = FileWriter(files)
+    assert not writer.wants(key_of(1))
+    files.write(key_of(3), data_of(3))
+    assert [key_of(number) in files for number in (1, 2, 3)] == [True, False, True]
+
+
 def test_a_failed_disk_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     files = open_tier(tmp_path)
     monkeypatch.setattr(files, "_is_writable", False)

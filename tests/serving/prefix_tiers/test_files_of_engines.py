@@ -46,6 +46,9 @@ def ask(llm: LLM, prompts: Sequence[list[int]] = PROMPTS, **options: Any) -> tup
     outputs = []
     for prompt in prompts:
         outputs += llm.generate([prompt], GREEDY, use_tqdm=False, **options)
+        for replica in llm._loaded.replicas:
+            if replica.runner.transfers is not None:
+                replica.runner.transfers.settle()  # more on their way than it allows are lost
     return ids(outputs), [output.num_cached_tokens for output in outputs]
 
 
@@ -62,6 +65,9 @@ def metric(llm: LLM, name: str) -> float:
 
 def files_in(directory: Path) -> set[Path]:
     return {path.relative_to(directory) for path in directory.rglob("*.kv")}
+
+
+was_worth = FetchPolicy.is_worth
 
 
 def always_worth(policy: FetchPolicy, *, num_blocks: int, **_: int) -> bool:
@@ -240,6 +246,7 @@ def test_blocks_with_an_intervention_go_to_no_file(tmp_path: Path) -> None:
     assert not files_in(tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options", [{"tensor_parallel_size": 2}, {"kv_cache_dtype": "int8"}, {"block_size": 8}], ids=str
 )
@@ -256,6 +263,7 @@ def test_each_layout_has_files_of_its_own(options: dict[str, Any], directory: Pa
         assert cached == [48, 48]
 
 
+@pytest.mark.slow
 def test_replicas_share_one_capacity(tmp_path: Path) -> None:
     limit = {"kv_offloading_disk_size": 6 * file_bytes(BLOCK_BYTES) / 2**30}
     with engine(tmp_path, data_parallel_size=2, **limit) as llm:
@@ -276,6 +284,18 @@ def test_blocks_that_may_hold_nan_leave_the_files_too(tmp_path: Path) -> None:
     assert two not in tier
     tier.close()
     assert not files_in(tmp_path)
+
+
+def test_the_time_of_reading_files_counts_where_there_are_some() -> None:
+    policy = FetchPolicy()
+    policy.prefilled.note(1000, 1.0)
+    policy.fetched.note(1000, 0.1)
+    blocks = {"num_blocks": 4, "num_bytes": 1000, "num_tokens": 1000}
+    assert was_worth(policy, **blocks, num_read_bytes=500), "until it is known"
+    policy.read.note(1000, 4.0)
+    assert was_worth(policy, **blocks)
+    assert was_worth(policy, **blocks, num_read_bytes=200)
+    assert not was_worth(policy, **blocks, num_read_bytes=250)
 
 
 def test_a_directory_that_can_not_be_used_is_refused_before_anything_is_read(
