@@ -1,7 +1,7 @@
 """Copies between the pages and the tiers, as a schedule passes them to the device's side."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from jaxinfer.serving.prefix_tiers.tier_counts import TierCounts
@@ -98,8 +98,13 @@ class BlockTransfers(Protocol):
     def settle(self) -> None:
         """Call off all fetches and return when no array of the devices is in use any more."""
 
-    def close(self) -> None:
-        """Drop all blocks and end the threads; may be called again."""
+    def close(self, last: Iterable[tuple[bytes, Any]]) -> None:
+        """End the threads, and offer blocks to the tier behind host memory; may be called again.
+
+        Args:
+            last: keys and contents of blocks that are not in the tiers, the most valuable first.
+        """
+        ...
 
     def wait(self, seconds: float) -> None:
         """Return when a fetch is done that was not at the last call, or after some time."""

@@ -1,8 +1,9 @@
 """The host tier: KV blocks in host memory by their keys, the least recently used leave first."""
 
+import itertools
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from jaxinfer.serving.prefix_tiers.next_tier import NextTier, NoNextTier
@@ -94,12 +95,16 @@ class HostTier:
         counts.held_blocks, counts.capacity_blocks = len(self), self.num_blocks
         self._next.count(counts)
 
-    def close(self) -> None:
-        """Hand all blocks to the next tier, the most recently used first, as far as it goes.
+    def close(self, last: Iterable[tuple[bytes, Any]] = ()) -> None:
+        """Hand blocks to the next tier, as many as it takes; may be called again.
 
-        May be called again. No other thread may put blocks any more.
+        No other thread may put blocks any more.
+
+        Args:
+            last: keys and blocks that come before those held here, of which the most recently used
+                comes first.
         """
         blocks, self._blocks = self._blocks, OrderedDict()
-        leaving = ((key, self._pack(blocks[key])) for key in reversed(blocks))
-        self._next.close(leaving)
+        leaving = itertools.chain(last, ((key, blocks[key]) for key in reversed(blocks)))
+        self._next.close((key, self._pack(block)) for key, block in leaving)
         self._next = NoNextTier()

@@ -3,7 +3,7 @@
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from typing import Any
@@ -136,12 +136,17 @@ class Transfers:
         for executor in (self._outward, self._inward):
             executor.submit(lambda: None).result()
 
-    def close(self) -> None:
-        """End the threads, with what is on its way out in the tiers; may be called again."""
+    def close(self, last: Iterable[tuple[bytes, Any]] = ()) -> None:
+        """End the threads, with what is on its way out in the tiers; may be called again.
+
+        Args:
+            last: keys and arrays of more blocks for the tier behind host memory, the most valuable
+                first; read as far as that keeps them.
+        """
         self._release_all()
         self._outward.shutdown()
         self._inward.shutdown()
-        self.tier.close()
+        self.tier.close(last)
 
     def snapshot(self) -> TierCounts:
         """The counts so far."""

@@ -64,6 +64,11 @@ class BlockPool:
         return len(self._cached)
 
     @property
+    def cached_blocks(self) -> Iterable[int]:
+        """These blocks, the most recently used first."""
+        return reversed(self._cached)
+
+    @property
     def weight_version(self) -> int:
         """How often the cached content was invalidated."""
         return self.index.weight_version

@@ -33,7 +33,7 @@ from jaxinfer.serving.scheduler.tiers.prefix_tiers import PrefixTiers
 from jaxinfer.serving.scheduler.tiers.tiered_index import TieredIndex
 from jaxinfer.serving.startup.files import NO_FILES, SharedFiles
 from jaxinfer.serving.startup.plan import plan_engine
-from jaxinfer.serving.startup.tiers import start_transfers
+from jaxinfer.serving.startup.tiers import read_rows, start_transfers
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,12 @@ def start_engine(
     index = tiers = None
     if (transfers := runner.transfers) is not None:
         index = TieredIndex(config.block_size)
-        tiers = functools.partial(PrefixTiers, transfers=transfers, policy=transfers.policy)
+        tiers = functools.partial(
+            PrefixTiers,
+            transfers=transfers,
+            policy=transfers.policy,
+            read_rows=functools.partial(read_rows, runner, transfers),
+        )
     scheduler = Scheduler(
         BlockPool(runner.num_kv_blocks, config.block_size, config.enable_prefix_caching, index),
         max_num_seqs=config.max_num_seqs,

@@ -1,6 +1,8 @@
 """Builds the tiers behind an engine's prefix cache."""
 
-from collections.abc import Callable
+import itertools
+import logging
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -15,8 +17,12 @@ from jaxinfer.serving.prefix_tiers.fetch_policy import FetchPolicy
 from jaxinfer.serving.prefix_tiers.host_tier import HostTier
 from jaxinfer.serving.prefix_tiers.next_tier import NextTier
 from jaxinfer.serving.prefix_tiers.transfers import Transfers
-from jaxinfer.serving.programs.kinds.block_rows import block_row
+from jaxinfer.serving.programs.kinds.block_rows import ROWS_A_COPY, BlockRowCopies, block_row
 from jaxinfer.serving.programs.programs import Programs
+from jaxinfer.serving.programs.upload import upload
+from jaxinfer.serving.runner.runner import Runner
+
+logger = logging.getLogger("jaxinfer")
 
 OpenFiles = Callable[[int], NextTier | None]
 
@@ -56,6 +62,23 @@ def start_transfers(
         staged_blocks(config.token_budget(platform), config.block_size),
         JaxSettings.here().held,
     )
+
+
+def read_rows(runner: Runner, transfers: Transfers, blocks: Sequence[int]) -> Iterator[jax.Array]:
+    """The contents of blocks of the devices, read as they are asked for, behind launched steps.
+
+    Ends early, with a warning, if the devices fail.
+    """
+    whole = runner.programs.last_tokens.sharding
+    copies = BlockRowCopies(
+        transfers, runner.launcher.program, lambda ids: upload(ids, whole), jax.block_until_ready
+    )
+    try:
+        for part in itertools.batched(blocks, ROWS_A_COPY):
+            runner.launches.wait()
+            yield from copies.rows(runner.launcher.resident.kv, part)[: len(part)]
+    except Exception as error:
+        logger.warning("KV blocks on the devices were not written to files: %s", error)
 
 
 def _pack(block: jax.Array) -> memoryview:

@@ -21,6 +21,7 @@ from jaxinfer.serving.prefix_tiers.fetch_policy import LEAST_BLOCKS, FetchPolicy
 from jaxinfer.serving.prefix_tiers.file_tier import FileTier
 from jaxinfer.serving.prefix_tiers.file_writer import FileWriter
 from jaxinfer.serving.prefix_tiers.host_tier import HostTier
+from jaxinfer.serving.programs.kinds.block_rows import BlockRowCopies
 from jaxinfer.serving.startup.files import SharedFiles
 from jaxinfer.testing import TINY_CONFIG, tiny_llm, tiny_params
 from tests.serving.adapters.small_adapters import matrices, save_peft, tree
@@ -30,8 +31,8 @@ GREEDY = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True)
 PROMPTS = [[(i * 50 + j * 7) % 500 + 1 for j in range(50)] for i in range(8)]
 """Of three full blocks each, beside a last one."""
 BLOCK_BYTES = 16 * TINY_CONFIG.num_hidden_layers * 2 * 2 * TINY_CONFIG.head_dim * 4
-ON_DISK = 5
-"""Prompts whose blocks go through host memory to files; those of the others end on the device."""
+ALL = [48] * len(PROMPTS)
+"""The cached tokens where all of these blocks are found."""
 
 
 def engine(directory: Path, **options: Any) -> LLM:
@@ -107,11 +108,9 @@ def directory(written: Path, tmp_path: Path) -> Path:
 
 def test_an_engine_that_starts_anew_finds_its_blocks(directory: Path) -> None:
     with engine(directory) as llm:
-        assert metric(llm, "blocks") >= 3 * ON_DISK
-        tokens, cached = ask(llm)
-        assert tokens == expected()
-        assert cached == [48] * ON_DISK + [0] * (len(PROMPTS) - ON_DISK)
-        assert metric(llm, "hit_blocks") == 3 * ON_DISK
+        assert metric(llm, "blocks") == 3 * len(PROMPTS)
+        assert ask(llm) == (expected(), ALL)
+        assert metric(llm, "hit_blocks") == 3 * len(PROMPTS)
         assert metric(llm, "lost_blocks") == 0
 
 
@@ -130,8 +129,7 @@ with engine(Path(sys.argv[1])) as llm:
 def test_another_process_finds_them(directory: Path) -> None:
     arguments = [sys.executable, "-c", _ANOTHER_PROCESS, str(directory)]
     out = subprocess.run(arguments, capture_output=True, text=True, check=True)
-    cached = [48] * ON_DISK + [0] * (len(PROMPTS) - ON_DISK)
-    assert out.stdout == f"{(expected(), cached)}\n"
+    assert out.stdout == f"{(expected(), ALL)}\n"
 
 
 def test_a_changed_byte_is_computed_again(
@@ -184,7 +182,7 @@ def test_blocks_of_new_weights_go_to_no_file(directory: Path) -> None:
     names = {path.parts[0] for path in files_in(directory)}
     assert len(names) == 2
     with engine(directory) as llm:
-        assert ask(llm)[0] == expected()
+        assert ask(llm) == (expected(), ALL)
 
 
 def test_a_cache_that_is_reset_finds_nothing_of_before(directory: Path) -> None:
@@ -261,6 +259,32 @@ def test_each_layout_has_files_of_its_own(options: dict[str, Any], directory: Pa
         again, cached = ask(llm, PROMPTS[:2])
         assert again == tokens[:2]
         assert cached == [48, 48]
+
+
+def test_what_an_engine_holds_at_its_end_is_written_but_for_blocks_in_use(tmp_path: Path) -> None:
+    """From the devices and from host memory, where nothing has been evicted."""
+    with engine(tmp_path, num_kv_blocks=65) as llm:
+        ask(llm, PROMPTS[:2])
+        assert metric(llm, "written_blocks") == 0
+        stream = llm.stream(PROMPTS[2], GREEDY.clone(max_tokens=10))
+        next(stream)
+    del stream
+    assert len(files_in(tmp_path)) == 6
+    with engine(tmp_path, num_kv_blocks=65) as llm:
+        assert ask(llm, PROMPTS[:3]) == (expected()[:3], [48, 48, 0])
+
+
+def test_devices_that_fail_at_the_end_are_told_of(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(*_: object) -> None:
+        raise RuntimeError("no device")
+
+    monkeypatch.setattr(BlockRowCopies, "rows", fail)
+    with caplog.at_level(logging.WARNING, "jaxinfer"), engine(tmp_path, num_kv_blocks=65) as llm:
+        ask(llm, PROMPTS[:2])
+    assert caplog.messages == ["KV blocks on the devices were not written to files: no device"]
+    assert not files_in(tmp_path)
 
 
 @pytest.mark.slow

@@ -89,11 +89,14 @@ class BlockRowCopies:
     def copy_out(self, kv: KVCache, copies: TierCopies) -> None:
         """Gather blocks before anything overwrites them; `kv` stays valid."""
         for pairs in itertools.batched(copies.out, ROWS_A_COPY):
-            rows = self._program(BlockRowsKey(ROWS_A_COPY, out=True))(
-                kv, self._ids([block for block, _ in pairs])
-            )
-            self._settle(rows)
+            rows = self.rows(kv, [block for block, _ in pairs])
             self._transfers.copy_out([key for _, key in pairs], rows)
+
+    def rows(self, kv: KVCache, blocks: Sequence[int]) -> Sequence[jax.Array]:
+        """Arrays of at most `ROWS_A_COPY` blocks, and of padding behind them; `kv` stays valid."""
+        rows = self._program(BlockRowsKey(ROWS_A_COPY, out=True))(kv, self._ids(blocks))
+        self._settle(rows)
+        return rows
 
     def copy_back(self, kv: KVCache, copies: TierCopies) -> KVCache:
         """The pages with fetched blocks; `kv` is donated if there are some."""

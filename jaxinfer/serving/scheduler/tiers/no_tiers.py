@@ -31,7 +31,7 @@ class NoTiers:
     def settle(self) -> None:
         """Nothing is on its way."""
 
-    def close(self) -> None:
+    def close(self, *, keep: bool) -> None:
         """There are no threads to end."""
 
     def counts(self) -> TierCounts | None:

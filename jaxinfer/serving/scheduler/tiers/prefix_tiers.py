@@ -8,8 +8,8 @@ without tiers.
 """
 
 import itertools
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 from jaxinfer.serving.prefix_tiers.block_copies import (
     BlockTransfers,
@@ -52,16 +52,21 @@ class PrefixTiers(NoTiers):
         queues: of the scheduler; their pool has a `TieredIndex`.
         transfers: the tiers, and the threads that copy.
         policy: whether to fetch or to compute.
+        read_rows: reads the contents of blocks from the devices, one after the other.
     """
 
     def __init__(
-        self, queues: RequestQueues, transfers: BlockTransfers, policy: FetchPolicy
+        self,
+        queues: RequestQueues,
+        transfers: BlockTransfers,
+        policy: FetchPolicy,
+        read_rows: Callable[[Sequence[int]], Iterator[Any]] = lambda blocks: iter(()),
     ) -> None:
         index = queues.pool.index
         if not isinstance(index, TieredIndex):
             raise TypeError("prefix tiers need a pool with a TieredIndex")
         self._queues, self._pool, self._index = queues, queues.pool, index
-        self._transfers, self._policy = transfers, policy
+        self._transfers, self._policy, self._read_rows = transfers, policy, read_rows
         self._counts = TierCounts()
         self._waits: dict[str, _Wait] = {}
         self._by_first_key: dict[bytes, Fetch] = {}
@@ -75,7 +80,7 @@ class PrefixTiers(NoTiers):
         index.on_invalidate = self._invalidated
         queues.has_candidate = self._has_candidate
         queues.restore, queues.forget_fetch = self._restore, self._forget_fetch
-        self.settle, self.close = transfers.settle, transfers.close
+        self.settle = transfers.settle
 
     def watch(self, counts: PrefillCounts) -> None:
         """Measure the speed of prefills by these counts, which grow."""
@@ -145,6 +150,21 @@ class PrefixTiers(NoTiers):
     def counts(self) -> TierCounts | None:
         """What was found, and what was copied."""
         return self._counts.plus(self._transfers.snapshot())
+
+    def close(self, *, keep: bool) -> None:
+        """End the threads; may be called again.
+
+        Args:
+            keep: whether to offer blocks of the prefix cache to the tier behind host memory, before
+                those in host memory.
+        """
+        blocks, keys = [], []
+        for block in self._pool.cached_blocks if keep else ():
+            key = self._index.lasting_key(block)
+            if key is not None and key not in self._transfers:
+                blocks.append(block)
+                keys.append(key)
+        self._transfers.close(zip(keys, self._read_rows(blocks), strict=False))
 
     def end_lasting(self) -> None:
         """From now on, blocks are for this process alone: they are of other weights than it began

@@ -9,6 +9,7 @@ from jaxinfer.serving.scheduler.prefix_index import PrefixIndex, sha256
 
 LOCAL = b"-"
 """Begins keys that mean something to this process alone; no other key is as long."""
+_DIGEST_BYTES = len(sha256(b""))
 
 
 class TieredIndex(PrefixIndex):
@@ -40,6 +41,11 @@ class TieredIndex(PrefixIndex):
         """Forget an indexed block, and offer it to the tiers."""
         _, key = self._entries.pop(self.content_of_block.pop(block))
         self.on_remove(block, key)
+
+    def lasting_key(self, block: int) -> bytes | None:
+        """The key of an indexed block; None if it is this process's alone."""
+        _, key = self._entries[self.content_of_block[block]]
+        return key if len(key) == _DIGEST_BYTES else None
 
     def remove_chain(self, request: Request) -> list[int]:
         """Forget the blocks of a request's tokens, in the tiers too; returns the indexed ones."""
@@ -84,5 +90,5 @@ class TieredIndex(PrefixIndex):
     def _hash_of_block(self, content: bytes) -> bytes:
         """The hash of a block's parent and tokens, marked if the parent is."""
         digest = sha256(content)
-        is_local = len(content) > len(digest) + self.block_size * ID_BYTES
+        is_local = len(content) > _DIGEST_BYTES + self.block_size * ID_BYTES
         return LOCAL + digest if is_local else digest
