@@ -145,19 +145,24 @@ def test_aborts_while_blocks_come_leak_nothing(llm):
     transfers, bring = replica.runner.transfers, replica.runner.transfers._bring
     gate = threading.Event()
     transfers._bring = lambda fetch: (gate.wait(10), bring(fetch))
-    stream = llm.stream(prompts[0], GREEDY)
-    reader = threading.Thread(target=lambda: list(stream))
+    outputs = []
+    reader = threading.Thread(target=lambda: outputs.extend(llm.generate([prompts[0]], GREEDY)))
     reader.start()
     try:
+        deadline = time.monotonic() + 20
         while not any(r.status is RequestStatus.FETCHING for r in replica.scheduler.unfinished()):
+            assert time.monotonic() < deadline
             time.sleep(0.001)
         # Others are not held up.
         assert ids(ask(llm, [[1, 2, 3]])) == [greedy_reference([1, 2, 3], 6)]
-        stream.close()
+        engine = replica.engine
+        llm._handle.driver.call(lambda: [engine.abort(key) for key in engine._requests.ids])
+        reader.join(20)
     finally:
         gate.set()
         transfers._bring = bring
     settle(llm)
+    assert outputs[0].outputs[0].finish_reason == "abort"
     assert not replica.scheduler.has_unfinished
     assert transfers._num_staged == 0
     replica.scheduler.check_invariants()
