@@ -1,14 +1,19 @@
 """What the scheduler asks of prefix tiers, answered by an engine without any."""
 
-from collections.abc import Callable
+from typing import Protocol
 
 from jaxinfer.serving.prefix_tiers.tier_counts import TierCounts
 from jaxinfer.serving.requests.request import Request
 from jaxinfer.serving.scheduler.schedule import Schedule
 from jaxinfer.serving.scheduler.tiers.prefill_counts import PrefillCounts
 
-Planner = Callable[[int | None], Schedule | None]
-"""`StepPlanner.schedule`."""
+
+class Planner(Protocol):
+    """`StepPlanner.schedule`."""
+
+    def __call__(self, max_tokens: int | None = None) -> Schedule | None:
+        """Plan a step of at most so many tokens; None if nothing can run."""
+        ...
 
 
 class NoTiers:

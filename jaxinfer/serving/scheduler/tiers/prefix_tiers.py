@@ -37,12 +37,12 @@ class _Wait(NamedTuple):
     Attributes:
         fetch: may have been begun for another request, whose chain goes on otherwise.
         first: the position of the first block that is fetched.
-        count: the leading blocks of the fetch that are the request's.
+        num_blocks: the leading blocks of the fetch that are the request's.
     """
 
     fetch: Fetch
     first: int
-    count: int
+    num_blocks: int
 
 
 class PrefixTiers(NoTiers):
@@ -113,7 +113,7 @@ class PrefixTiers(NoTiers):
         wait = self._waits.get(request.request_id)
         if wait is None or len(prefix) < wait.first:
             return []
-        rows = wait.fetch.rows[len(prefix) - wait.first : wait.count]
+        rows = wait.fetch.rows[len(prefix) - wait.first : wait.num_blocks]
         if not rows:
             return []
         del self._waits[request.request_id]
