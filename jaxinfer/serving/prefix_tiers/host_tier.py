@@ -28,7 +28,7 @@ class HostTier:
         unpack: Callable[[bytes], Any] = bytes,
     ) -> None:
         self.num_blocks = num_blocks
-        self._next: NextTier = next_tier or NoNextTier()
+        self._next: NextTier = NoNextTier() if next_tier is None else next_tier
         self._pack, self._unpack = pack, unpack
         self._blocks: OrderedDict[bytes, Any] = OrderedDict()
         self._lock = threading.Lock()

@@ -25,7 +25,7 @@ from jaxinfer.serving.scheduler.tiers.no_tiers import NoTiers, Planner
 from jaxinfer.serving.scheduler.tiers.prefill_counts import PrefillCounts
 from jaxinfer.serving.scheduler.tiers.tiered_index import TieredIndex
 
-MOST_LOOKED_UP = 32
+MOST_LOOKED_UP = 8
 """Requests of a step that are looked up in the tiers; hashing a prompt's tokens takes the host."""
 _PATIENCE_S = 0.002  # while nothing can run, the engine's thread looks for messages so often
 
@@ -36,12 +36,12 @@ class _Wait(NamedTuple):
     Attributes:
         fetch: may have been begun for another request, whose chain goes on otherwise.
         first: the position of the first block that is fetched.
-        count: the leading blocks of the fetch that are the request's.
+        num_blocks: leading blocks of the fetch that are the request's.
     """
 
     fetch: Fetch
     first: int
-    count: int
+    num_blocks: int
 
 
 class PrefixTiers(NoTiers):
@@ -107,7 +107,7 @@ class PrefixTiers(NoTiers):
         wait = self._waits.get(request.request_id)
         if wait is None or len(prefix) < wait.first:
             return []
-        rows = wait.fetch.rows[len(prefix) - wait.first : wait.count]
+        rows = wait.fetch.rows[len(prefix) - wait.first : wait.num_blocks]
         if not rows:
             return []
         del self._waits[request.request_id]
