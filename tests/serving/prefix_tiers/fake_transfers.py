@@ -71,6 +71,14 @@ class FakeTransfers:
     def snapshot(self) -> TierCounts:
         return self.counts
 
+    def settle(self) -> None:
+        for fetch in self.fetches:
+            self.release(fetch)
+        self.wait(0)
+
+    def close(self) -> None:
+        self.clear()
+
     def wait(self, seconds: float) -> None:
         for key, content in self.outgoing:
             if key in self.wanted:

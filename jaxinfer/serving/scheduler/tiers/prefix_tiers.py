@@ -26,7 +26,7 @@ from jaxinfer.serving.scheduler.tiers.no_tiers import NoTiers, Planner
 from jaxinfer.serving.scheduler.tiers.prefill_counts import PrefillCounts
 from jaxinfer.serving.scheduler.tiers.tiered_index import TieredIndex
 
-MOST_LOOKED_UP = 32
+MOST_LOOKED_UP = 8
 """Requests of a step that are looked up in the tiers; hashing a prompt's tokens takes the host."""
 _PATIENCE_S = 0.002  # while nothing can run, the engine's thread looks for messages so often
 
@@ -37,7 +37,7 @@ class _Wait(NamedTuple):
     Attributes:
         fetch: may have been begun for another request, whose chain goes on otherwise.
         first: the position of the first block that is fetched.
-        num_blocks: the leading blocks of the fetch that are the request's.
+        num_blocks: leading blocks of the fetch that are the request's.
     """
 
     fetch: Fetch
