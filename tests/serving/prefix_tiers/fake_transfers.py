@@ -1,7 +1,7 @@
 """Tiers in plain Python, whose copies arrive when the test says so."""
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from jaxinfer.serving.prefix_tiers.block_copies import Fetch
@@ -76,7 +76,7 @@ class FakeTransfers:
             self.release(fetch)
         self.wait(0)
 
-    def close(self) -> None:
+    def close(self, last: Iterable[tuple[bytes, Any]] = ()) -> None:
         self.clear()
 
     def wait(self, seconds: float) -> None:

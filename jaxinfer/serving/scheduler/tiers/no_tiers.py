@@ -44,7 +44,7 @@ class NoTiers:
         return None
 
     def end_lasting(self) -> None:
-        """No block lasts."""
+        """No block outlives the engine."""
 
     def was_overtaken(self, request: Request) -> bool:
         """No request waits for blocks while others go on."""
