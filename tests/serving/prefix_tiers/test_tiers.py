@@ -8,7 +8,7 @@ import jax
 import numpy as np
 import pytest
 
-from jaxinfer import CapacityError
+from jaxinfer import CapacityError, Capture
 from jaxinfer.serving.prefix_tiers.block_copies import CopyBack, TierCopies
 from jaxinfer.serving.programs.kinds.block_rows import BlockRowsKey
 from jaxinfer.serving.programs.program_set import all_programs
@@ -194,6 +194,7 @@ def test_metrics_count_what_the_tiers_did(llm):
         {"kv_cache_dtype": "fp8_e4m3"},
         {"tensor_parallel_size": 2, "kv_cache_dtype": "int8"},
         {"preemption_mode": "swap", "swap_space": 0.001},
+        {"enable_lora": True},
         {"speculative_config": {"method": "ngram", "num_speculative_tokens": 2}},
         {"data_parallel_size": 2},
     ],
@@ -211,6 +212,20 @@ def test_every_kind_of_engine_gets_its_blocks_back(options):
         assert sum(output.num_cached_tokens for output in again[5:]) >= 4 * 32
         for replica in llm._loaded.replicas:
             replica.scheduler.check_invariants()
+
+
+def test_captured_activations_come_back_with_their_blocks():
+    prompts = conversations(5, seed=12)
+    with small_llm(**TIERS, capture=Capture()) as llm:
+        turns = []
+        for _ in range(2):
+            turns.append([llm.generate([each], GREEDY, False, capture=True)[0] for each in prompts])
+            settle(llm)
+        for first, again in zip(*turns, strict=True):
+            assert (first.num_cached_tokens, again.num_cached_tokens) == (0, 32)
+            kept = [output.outputs[0].captured for output in (first, again)]
+            for layer, values in kept[0].items():
+                np.testing.assert_allclose(kept[1][layer], values, atol=1e-5)
 
 
 def test_blocks_travel_bit_by_bit():
