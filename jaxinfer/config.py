@@ -39,6 +39,8 @@ _RANGES: Mapping[str, tuple[float, float]] = {
     "num_kv_blocks": (2, _MAX_CACHE_TOKENS),
     "gpu_memory_utilization": (0.0, 1.0),
     "swap_space": (0.0, 1e6),
+    "kv_offloading_size": (0.0, 1e6),
+    "kv_offloading_disk_size": (0.0, 1e9),
     "tensor_parallel_size": (1, 4096),
     "data_parallel_size": (1, 4096),
     "expert_parallel_size": (1, 4096),
@@ -138,6 +140,12 @@ class EngineConfig:
         swap_space: GiB of host memory that holds the blocks of preempted requests; taken at start.
         preemption_mode: what happens to a preempted request: its tokens are computed again
             ("recompute"), or its blocks move to host memory ("swap", needs `swap_space`).
+        kv_offloading_size: GiB of host memory for blocks that leave the prefix cache, which come
+            back when a prompt has them again, if that is faster than computing them; 0 keeps none.
+        kv_offloading_directory: where blocks that leave this host memory are kept in files, which
+            later processes with the same weights, layout and versions find. None is nowhere. It
+            must be this user's alone to write to; blocks tell what was in prompts.
+        kv_offloading_disk_size: GiB of these files at most; the least recently used go.
         scheduling_policy: which waiting request is admitted first: the oldest ("fcfs"), the oldest
             of the lowest `priority` ("priority"), or the same, but none waits for ever ("fair"): a
             priority counts as having come earlier or later by 64 requests a level.
@@ -216,6 +224,9 @@ class EngineConfig:
     enable_prefix_caching: bool = True
     swap_space: float = 0.0
     preemption_mode: PreemptionMode = "recompute"
+    kv_offloading_size: float = 0.0
+    kv_offloading_directory: str | None = None
+    kv_offloading_disk_size: float = 0.0
     scheduling_policy: SchedulingPolicy = "fcfs"
     online: bool = False
     tensor_parallel_size: int = 1
@@ -239,8 +250,9 @@ class EngineConfig:
     device_timeout: float | None = None
 
     def __post_init__(self) -> None:
-        for name in ("model", "tokenizer", "revision", "compilation_cache_dir"):
-            _check_text(name, getattr(self, name), may_be_empty=name == "compilation_cache_dir")
+        for name in ("model", "tokenizer", "revision", "kv_offloading_directory"):
+            _check_text(name, getattr(self, name), may_be_empty=False)
+        _check_text("compilation_cache_dir", self.compilation_cache_dir, may_be_empty=True)
         _check_overrides(self.hf_overrides)
         object.__setattr__(self, "dtype", _dtype_name(self.dtype))
         if self.quantization is not None and self.quantization not in QUANTIZATION_SCHEMES:
@@ -284,6 +296,20 @@ class EngineConfig:
         if self.preemption_mode == "swap" and self.swap_space == 0:
             raise ValueError(
                 "preemption_mode='swap' needs host memory: set swap_space (GiB) above 0"
+            )
+        if self.kv_offloading_size and not self.enable_prefix_caching:
+            raise ValueError(
+                "kv_offloading_size keeps blocks of the prefix cache: set enable_prefix_caching"
+            )
+        if self.kv_offloading_directory is not None and not self.kv_offloading_size:
+            raise ValueError(
+                "kv_offloading_directory keeps blocks that leave host memory: set "
+                "kv_offloading_size (GiB) above 0"
+            )
+        if (self.kv_offloading_directory is None) != (self.kv_offloading_disk_size == 0):
+            raise ValueError(
+                "kv_offloading_directory and kv_offloading_disk_size (GiB, above 0) go together: "
+                "give both or neither"
             )
         ahead = self.compile_ahead
         if not isinstance(ahead, bool | None):

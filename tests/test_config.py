@@ -217,3 +217,32 @@ def test_keywords_become_fields():
 def test_a_configuration_does_not_change():
     with pytest.raises(dataclasses.FrozenInstanceError):
         EngineConfig().seed = 1  # type: ignore[misc]
+
+
+FILES = {
+    "kv_offloading_size": 1.0,
+    "kv_offloading_directory": "blocks",
+    "kv_offloading_disk_size": 2,
+}
+
+
+def test_files_of_blocks_have_a_directory_and_a_size():
+    config = EngineConfig(**FILES)
+    assert (config.kv_offloading_directory, config.kv_offloading_disk_size) == ("blocks", 2.0)
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"kv_offloading_size": 0}, "_directory keeps blocks that leave host memory: set kv_offlo"),
+        ({"kv_offloading_disk_size": 0}, "go together: give both or neither"),
+        ({"kv_offloading_directory": None}, "go together: give both or neither"),
+        ({"kv_offloading_directory": ""}, "kv_offloading_directory must not be an empty string"),
+        ({"kv_offloading_disk_size": -1}, "kv_offloading_disk_size must be from 0 to"),
+        ({"kv_offloading_directory": 3}, "kv_offloading_directory must be a string or None, got 3"),
+    ],
+    ids=str,
+)
+def test_files_of_blocks_need_both_and_host_memory(changed, message):
+    with pytest.raises((TypeError, ValueError), match=message):
+        EngineConfig(**(FILES | changed))

@@ -43,6 +43,7 @@ SERVING = (
     "constraints",
     "parsers",
     "requests",
+    "prefix_tiers",
     "scheduler",
     "sampling",
     "slots",

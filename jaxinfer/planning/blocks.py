@@ -6,6 +6,7 @@ COMMANDS_ALLOCATOR_SHARE = 0.92
 """Share of a GPU's memory that commands give XLA's allocator; the rest is for CUDA graphs and for
 buffers that XLA and NCCL exchange between devices. JAX itself would give it 75%."""
 
+_LEAST_STAGED_BLOCKS = 64
 # Programs beside the engine's steps, its own or the caller's, need a little of it.
 _LARGEST_SHARE_OF_ALLOCATOR = 0.95
 
@@ -68,6 +69,18 @@ def blocks_on_devices(
         )
     grain = 1 << max(blocks.bit_length() - 8, 0)
     return blocks // grain * grain
+
+
+def staged_blocks(token_budget: int, block_size: int) -> int:
+    """Blocks that lie on a device beside the pages, on their way to host memory or back, at most.
+
+    A step evicts about as many as it fills.
+
+    Args:
+        token_budget: tokens of a step at most.
+        block_size: tokens of a block.
+    """
+    return max(-(-token_budget // block_size), _LEAST_STAGED_BLOCKS)
 
 
 def check_capacity(

@@ -74,6 +74,7 @@ class Engine:
         self._requests = OpenRequests(scheduler, clock)
         self._host_dependent = rows = HostDependentRows(scheduler, self._requests)
         self._step_clock = StepClock(scheduler.pool, clock)
+        scheduler.tiers.watch(self._step_clock.counts)
         flying: InFlight = collections.deque()
         self.recovery = Recovery(runner, scheduler, self._requests, rows, flying)
         self.loop = Loop(
@@ -128,6 +129,7 @@ class Engine:
             usable_blocks=pool.num_usable_blocks,
             steps=self._step_clock.counts.plus(StepCounts()),
             drafts=scheduler.draft_counts.plus(DraftCounts()),
+            tiers=scheduler.tiers.counts(),
         )
 
     def add(self, request: NewRequest) -> None:

@@ -72,6 +72,7 @@ class Lifecycle:
             StepError: the engine has failed for good.
         """
         self.prepare_sleep()
+        self._scheduler.tiers.settle()
         self._runner.sleep(keep_params=keep_params)
 
     def wake_params(self) -> None:
@@ -86,6 +87,8 @@ class Lifecycle:
 
     def close(self) -> None:
         """Abort everything and free the device memory; safe to call again."""
+        # Blocks that running requests hold may not have been filled.
+        self._scheduler.tiers.close(keep=self._recovery.failure is None)
         for request_id in self._requests.ids:
             self._requests.abort(request_id)
         self._recovery.is_closed = True

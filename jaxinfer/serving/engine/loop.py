@@ -103,7 +103,8 @@ class Loop:
         except Exception as error:  # half-planned state is unusable: everything is requeued
             self._recovery.recover(Fault(self._scheduler.runnable(), error))
             return None
-        if schedule is None and not self._in_flight and self._scheduler.has_unfinished:
+        is_idle = schedule is None and not self._in_flight
+        if is_idle and self._scheduler.has_unfinished and not self._scheduler.tiers.await_arrival():
             raise RuntimeError("the scheduler has unfinished requests and can run none of them")
         if schedule is not None and schedule.admitted:
             _note_begin(schedule.admitted, self._step_clock.now())

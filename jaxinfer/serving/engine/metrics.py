@@ -8,6 +8,7 @@ from typing import get_args
 from jaxinfer.expert_statistics import ExpertStatistics
 from jaxinfer.outputs import FinishReason
 from jaxinfer.serving.engine.step_counts import STEP_TOKEN_BOUNDS, StepCounts
+from jaxinfer.serving.prefix_tiers.tier_counts import TierCounts
 from jaxinfer.serving.requests.draft_record import DraftCounts
 
 
@@ -89,6 +90,7 @@ class RequestCounts:
         waiting: requests without a slot.
         used_blocks: KV blocks allocated to requests.
         usable_blocks: all usable KV blocks.
+        tiers: of the tiers behind the prefix cache; None without any.
     """
 
     prompt_tokens: int = 0
@@ -105,17 +107,22 @@ class RequestCounts:
     usable_blocks: int = 0
     steps: StepCounts = dataclasses.field(default_factory=StepCounts)
     drafts: DraftCounts = dataclasses.field(default_factory=DraftCounts)
+    tiers: TierCounts | None = None
 
     def add(self, other: "RequestCounts") -> None:
         """Add another replica's numbers."""
         for field in dataclasses.fields(self):
-            if field.name not in ("finished", "steps", "drafts"):
+            if field.name not in ("finished", "steps", "drafts", "tiers"):
                 total = getattr(self, field.name) + getattr(other, field.name)
                 setattr(self, field.name, total)
         for reason, count in other.finished.items():
             self.finished[reason] += count
         self.steps = self.steps.plus(other.steps)
         self.drafts = self.drafts.plus(other.drafts)
+        if self.tiers is None or other.tiers is None:
+            self.tiers = self.tiers or other.tiers
+        else:
+            self.tiers = self.tiers.plus(other.tiers)
 
     def metrics(self, *, num_compilations: int, compile_seconds: float) -> list[Metric]:
         """All numbers as metrics under vLLM's names, with this project's prefix."""
@@ -146,7 +153,7 @@ class RequestCounts:
             Counter("jaxinfer:spec_decode_num_accepted_tokens_per_pos", n, {"position": str(place)})
             for place, n in enumerate(self.drafts.num_accepted_at)
         ]
-        return metrics + _step_metrics(self.steps)
+        return metrics + _step_metrics(self.steps) + _tier_metrics(self.tiers)
 
 
 def expert_metrics(experts: ExpertStatistics | None) -> list[Metric]:
@@ -163,6 +170,29 @@ def expert_metrics(experts: ExpertStatistics | None) -> list[Metric]:
             Gauge("jaxinfer:expert_imbalance", float(imbalance), labels),
         ]
     return metrics
+
+
+def _tier_metrics(tiers: TierCounts | None) -> list[Metric]:
+    if tiers is None:
+        return []
+    host, disk = {"tier": "host"}, {"tier": "disk"}
+    out, back = host | {"direction": "out"}, host | {"direction": "in"}
+    return [
+        Counter("jaxinfer:external_prefix_cache_queries", tiers.queried_tokens),
+        Counter("jaxinfer:external_prefix_cache_hits", tiers.hit_tokens),
+        Counter("jaxinfer:prefix_tier_refused_tokens", tiers.refused_tokens, host),
+        Counter("jaxinfer:prefix_tier_bytes", tiers.bytes_out, out),
+        Counter("jaxinfer:prefix_tier_bytes", tiers.bytes_in, back),
+        Counter("jaxinfer:prefix_tier_dropped_blocks", tiers.dropped_blocks, host),
+        Gauge("jaxinfer:prefix_tier_blocks", tiers.held_blocks, host),
+        Gauge("jaxinfer:prefix_tier_capacity_blocks", tiers.capacity_blocks, host),
+        Counter("jaxinfer:prefix_tier_hit_blocks", tiers.next_hits, disk),
+        Counter("jaxinfer:prefix_tier_written_blocks", tiers.disk_written, disk),
+        Counter("jaxinfer:prefix_tier_dropped_blocks", tiers.disk_dropped, disk),
+        Counter("jaxinfer:prefix_tier_lost_blocks", tiers.disk_lost, disk),
+        Gauge("jaxinfer:prefix_tier_blocks", tiers.disk_blocks, disk),
+        Gauge("jaxinfer:prefix_tier_capacity_blocks", tiers.disk_capacity_blocks, disk),
+    ]
 
 
 def _step_metrics(steps: StepCounts) -> list[Metric]:

@@ -20,7 +20,10 @@ from jaxinfer.model.sharding import ShardingRules
 from jaxinfer.model.text.tokenizer import Tokenizer
 
 # Arguments that may differ: the places of files on each machine, and the output for people.
-_LOCAL_FIELDS = ("model", "tokenizer", "revision", "compilation_cache_dir", "show_progress")
+_LOCAL_FIELDS = (
+    *("model", "tokenizer", "revision", "compilation_cache_dir", "kv_offloading_directory"),
+    "show_progress",
+)
 _SAMPLES, _SAMPLE_BYTES = 8, 64
 _SMALL_FILE = 1 << 20
 _SMALL_LEAF = 1 << 16

@@ -50,6 +50,7 @@ class Buckets:
         speculative: sizes of decode steps with drafts, ascending, each with its rule. Tables are
             always full width. Empty without drafts.
         generates: whether steps sample; if not, there are prefill buckets only (`for_pooling`).
+        has_tiers: whether blocks that leave the prefix cache are copied to prefix tiers.
         extra: data of rows and tokens that this engine's steps take beyond `STEP_DATA`.
     """
 
@@ -67,6 +68,7 @@ class Buckets:
     rows_in_item: int = 0
     speculative: tuple[tuple[int, Drafter], ...] = ()
     generates: bool = True
+    has_tiers: bool = False
     extra: tuple[Datum, ...] = ()
 
     @functools.cached_property

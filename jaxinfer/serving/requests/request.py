@@ -20,12 +20,14 @@ class RequestStatus(Enum):
     """The state of a request in the scheduler.
 
     WAITING holds nothing on the device, RUNNING holds a slot and blocks, SWAPPED holds blocks in
-    host memory only, FINISHED holds nothing and has left the scheduler.
+    host memory only, FETCHING holds nothing and waits for blocks from a prefix tier, FINISHED holds
+    nothing and has left the scheduler.
     """
 
     WAITING = "waiting"
     RUNNING = "running"
     SWAPPED = "swapped"
+    FETCHING = "fetching"
     FINISHED = "finished"
 
 

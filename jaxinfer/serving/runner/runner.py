@@ -12,6 +12,7 @@ import numpy as np
 from jaxinfer.config import EngineConfig
 from jaxinfer.model.text.tokenizer import Tokenizer
 from jaxinfer.serving.compile.jax_settings import JaxSettings
+from jaxinfer.serving.prefix_tiers.transfers import Transfers
 from jaxinfer.serving.programs import peer_buffers as peer_buffers
 from jaxinfer.serving.programs.buckets import MULTI_STEP_ROWS
 from jaxinfer.serving.programs.kinds.kind import ProgramKey
@@ -53,6 +54,7 @@ class Runner:
         eos_token_ids: tokens that min_tokens bans.
         tokenizer: needed for bad words only.
         owns_params: whether the runner alone holds the parameters, so that they may be overwritten.
+        transfers: to and from prefix tiers; None without any.
 
     Attributes:
         programs: describes its programs.
@@ -61,6 +63,7 @@ class Runner:
         prepare: from new arrays, the cache first, makes those that steps begin with.
         num_kv_blocks: P, block 0 included.
         num_host_blocks: blocks of host memory for swapping.
+        transfers: as given.
         compiles_ahead: whether `compile_all` is wanted before the first request.
         speculation: the steps that have drafts.
         span: for recordings: the span of packing a step.
@@ -78,6 +81,7 @@ class Runner:
         eos_token_ids: Sequence[int] = (),
         tokenizer: Tokenizer | None = None,
         owns_params: bool = False,
+        transfers: Transfers | None = None,
     ) -> None:
         self._config, self._plan = config, plan
         self.programs, self._buckets = plan.programs, plan.buckets
@@ -96,6 +100,7 @@ class Runner:
             undo.callback(plan.close)
             host_blocks = HostBlocks(plan.programs, swap_space)
             undo.pop_all()
+        self.transfers = transfers
         self.num_host_blocks = host_blocks.num_blocks
         free_logprobs = config.free_logprobs(has_custom_functions=context.has_custom_functions)
         self._builder = BatchBuilder(
@@ -123,6 +128,7 @@ class Runner:
             Resident(params, self.weights.head),
             plan,
             host_blocks,
+            transfers,
             self._watchdog,
             await_each=self._await_each,
         )

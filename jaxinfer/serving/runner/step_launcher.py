@@ -6,6 +6,8 @@ from typing import Any, cast
 
 import jax
 
+from jaxinfer.serving.prefix_tiers.transfers import Transfers
+from jaxinfer.serving.programs.kinds.block_rows import BlockRowCopies
 from jaxinfer.serving.programs.kinds.kind import ProgramKey
 from jaxinfer.serving.programs.kinds.registry import step_kind_of
 from jaxinfer.serving.programs.kinds.write_adapter import write_adapter
@@ -27,6 +29,7 @@ class StepLauncher:
     """Launches steps, one call at a time, from any thread.
 
     Args:
+        transfers: of an engine with prefix tiers.
         await_each: whether devices get one program at a time, as emulated ones must: collectives
             that wait for each other on few cores can deadlock.
 
@@ -41,6 +44,7 @@ class StepLauncher:
         resident: Resident,
         plan: EnginePlan,
         host_blocks: HostBlocks,
+        transfers: Transfers | None,
         watchdog: Watchdog,
         *,
         await_each: bool,
@@ -55,6 +59,8 @@ class StepLauncher:
         self._inputs = HostInputs(plan.programs.on_host(()).sharding)
         settle = jax.block_until_ready if await_each else lambda array: array
         self._upload = lambda arrays: upload(arrays, whole)
+        if transfers is not None:
+            self._rows = BlockRowCopies(transfers, self.program, self._upload, settle)
         self._writer = SlotWriter(plan.compiled, self._upload, settle)
 
     def launch(self, schedule: Schedule, batch: Batch) -> InFlightStep | UnsampledStep:
@@ -67,9 +73,14 @@ class StepLauncher:
             self._compiled.compile_now(missing)
         for slot, adapter in schedule.adapter_loads:
             write_adapter(self.resident.params, slot, adapter, self.program, self._whole)
+        for copies in schedule.tier_copies:
+            self._rows.copy_out(self.resident.kv, copies)
         if schedule.swap_out or schedule.swap_in:
             pairs = schedule.swap_out, schedule.swap_in
             kv = self._host_blocks.swap(self.resident.kv, *pairs, self._compiled.__getitem__)
+            self.resident = self.resident._replace(kv=kv)
+        for copies in schedule.tier_copies:
+            kv = self._rows.copy_back(self.resident.kv, copies)
             self.resident = self.resident._replace(kv=kv)
         if batch.edits or batch.counts or batch.draft_writes:
             self._write_slots(self._writer.edits, batch.edits)

@@ -17,7 +17,7 @@ class Admission:
 
     def admit_waiting(self, schedule: Schedule, most_tokens: int) -> None:
         """Admit waiting requests, lowest rank first, while slots, budget and blocks last."""
-        while self._queues.waiting and self._queues.free_slots:
+        while self._queues.has_candidate():
             if not self._admit_first(schedule, most_tokens):
                 return
 
@@ -59,7 +59,7 @@ class Admission:
             self._queues.swap_space.release(request)
             return True
         self._pool.share(prefix)
-        held.table = prefix
+        held.table = prefix + self._queues.restore(request, prefix)
         held.num_registered = len(prefix)
-        start_with(request, len(prefix) * self._pool.block_size)
+        start_with(request, len(held.table) * self._pool.block_size)
         return True

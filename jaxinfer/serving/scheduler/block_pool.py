@@ -52,7 +52,7 @@ class BlockPool:
         self.enable_prefix_caching = enable_prefix_caching
         self.num_frees = 0
         """Calls of `free` so far; as long as it stays, no more blocks can have become available."""
-        self.index = index or PrefixIndex(block_size)
+        self.index = PrefixIndex(block_size) if index is None else index
         """The prefix cache's contents; changed by the pool alone."""
         self._num_holders = [0] * num_blocks
         self._free = list(range(num_blocks - 1, 0, -1))
@@ -62,6 +62,11 @@ class BlockPool:
     def num_cached_blocks(self) -> int:
         """Blocks that no request holds and a prefix hit can revive."""
         return len(self._cached)
+
+    @property
+    def cached_blocks(self) -> Iterable[int]:
+        """These blocks, the most recently used first."""
+        return reversed(self._cached)
 
     @property
     def weight_version(self) -> int:
@@ -195,11 +200,15 @@ class BlockPool:
             raise RuntimeError("block pool: a cached block is not indexed")
         self.index.check_invariants()
 
-    def _look_up(self, request: Request) -> list[int]:
-        """Cached blocks with the request's leading tokens, if it may use any."""
+    def most_prefix_blocks(self, request: Request) -> int:
+        """Blocks of the request's leading tokens that may be found instead of computed."""
         num_usable = request.num_known_tokens - 1
         if not self.enable_prefix_caching:
             num_usable = 0
         elif request.scored:
             num_usable = min(num_usable, request.scored.start)
-        return self.index.find(request, num_usable // self.block_size)
+        return num_usable // self.block_size
+
+    def _look_up(self, request: Request) -> list[int]:
+        """Cached blocks with the request's leading tokens, if it may use any."""
+        return self.index.find(request, self.most_prefix_blocks(request))

@@ -17,7 +17,8 @@ def check_queues(queues: RequestQueues) -> None:
         raise RuntimeError("the running requests are not in order of rank")
     if waiting and waiting[0] is not queues.waiting.first():
         raise RuntimeError("the first of the waiting requests is not of the lowest rank")
-    _check_overtaking(running, waiting)
+    queues.tiers.check_invariants(running + waiting + parked)
+    _check_overtaking(running, [each for each in waiting if not queues.tiers.was_overtaken(each)])
     _check_counts(running + waiting + parked)
     _check_holdings(running + waiting + parked)
 
@@ -51,6 +52,7 @@ def _check_counts(requests: list[Request]) -> None:
 def _check_holdings(requests: list[Request]) -> None:
     expected = {
         RequestStatus.WAITING: (False, False, False),
+        RequestStatus.FETCHING: (False, False, False),
         RequestStatus.SWAPPED: (False, False, True),
         RequestStatus.RUNNING: (True, True, False),
     }

@@ -8,6 +8,7 @@ from jaxinfer.serving.requests.request import Rank, Request, RequestStatus
 from jaxinfer.serving.scheduler.block_pool import BlockPool
 from jaxinfer.serving.scheduler.ranked_queue import RankedQueue, fair_urgency
 from jaxinfer.serving.scheduler.swap_space import SwapSpace
+from jaxinfer.serving.scheduler.tiers.no_tiers import NoTiers
 
 
 class RequestQueues:
@@ -28,6 +29,8 @@ class RequestQueues:
         self._is_fair = is_fair
         self.pool = pool
         self.swap_space = swap_space
+        self.tiers = NoTiers()
+        """Those behind the prefix cache, which set the three below."""
         self.max_num_seqs = max_num_seqs
         self.waiting: RankedQueue[Request] = RankedQueue()
         self.running: OrderedDict[str, Request] = OrderedDict()
@@ -41,6 +44,12 @@ class RequestQueues:
         """Is given each request that ends, while it holds what it holds."""
         self.before_preempt: Callable[[Request], None] = lambda request: None
         """Is given each running request that is to lose its blocks."""
+        self.has_candidate: Callable[[], bool] = lambda: bool(self.waiting and self.free_slots)
+        """Whether the first that waits may be admitted."""
+        self.restore: Callable[[Request, list[int]], list[int]] = lambda request, prefix: []
+        """New blocks behind the prefix of a request that is admitted, which its step fills."""
+        self.forget_fetch: Callable[[Request], None] = lambda request: None
+        """Is given each request that ends, or that runs, whatever was fetched for it."""
         self.may_admit: Callable[[], bool] = lambda: True
         """Whether one of those that wait might be admitted now, if there is a slot."""
         self._num_added = 0
@@ -81,6 +90,7 @@ class RequestQueues:
         request.status = RequestStatus.RUNNING
         request.slot = self.free_slots.pop()
         request.blocks.num_admissions += 1
+        self.forget_fetch(request)
 
     def _remove(self, request: Request) -> None:
         """Take a request of any status out, and free all that it holds."""
@@ -92,6 +102,7 @@ class RequestQueues:
             else:
                 del self.parked[request.request_id]
             self.swap_space.discard(request)
+            self.forget_fetch(request)
         request.status = RequestStatus.FINISHED
 
     def finish(

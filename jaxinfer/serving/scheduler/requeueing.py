@@ -34,6 +34,7 @@ class Requeueing:
         """Let only these run until the next call, and others wait in place; None lets all run."""
         kept = None if requests is None else {request.request_id for request in requests}
         before, self._kept = self._kept, kept
+        self._queues.tiers.release_all()
         # All that run must be among them, and have overtaken none that waits.
         grows = kept is not None and before is not None and not kept <= before
         if kept is None or grows or not kept.issuperset(self._queues.running):
@@ -51,7 +52,8 @@ class Requeueing:
             The requests that were running or swapped, by rank.
         """
         unfinished = self._queues.unfinished()
-        requeued = [r for r in unfinished if r.status is not RequestStatus.WAITING]
+        on_device_or_swapped = RequestStatus.RUNNING, RequestStatus.SWAPPED
+        requeued = [r for r in unfinished if r.status in on_device_or_swapped]
         for request in reversed(unfinished):
             if request.status is RequestStatus.RUNNING:
                 off_device.requeue(self._queues, request)

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from jaxinfer.model.adapters.adapter import Adapter
+from jaxinfer.serving.prefix_tiers.block_copies import TierCopies
 from jaxinfer.serving.requests.request import Request
 
 
@@ -65,7 +66,8 @@ class ScheduledRow:
 class Schedule:
     """One step: who runs, with how many tokens, and which blocks move first.
 
-    The device must do `swap_out`, then `swap_in`, then the rows, then `block_copies`. Arrays must
+    The device must do the `tier_copies` out, `swap_out`, `swap_in`, the `tier_copies` back, the
+    rows, and then `block_copies`. Arrays must
     be built from it before the scheduler is asked for anything else, since block tables may change
     then.
 
@@ -79,6 +81,7 @@ class Schedule:
             that the host knows, but for at most the newest.
         moved: indices of rows whose slot or block table may be another than in the request's last
             row; None if all may be.
+        tier_copies: blocks that leave the prefix cache, or come back to it; one or none.
         swap_out: pairs (device block, host block) to copy from the device to the host.
         swap_in: pairs (device block, host block) to copy from the host to the device. A host
             block may be given away again by the next schedule's `swap_out`.
@@ -106,6 +109,7 @@ class Schedule:
     num_drafts: int = 0
     unknown: Sequence[int] = ()
     moved: list[int] | None = None
+    tier_copies: Sequence[TierCopies] = ()
     swap_out: list[tuple[int, int]] = field(default_factory=list)
     swap_in: list[tuple[int, int]] = field(default_factory=list)
     block_copies: list[tuple[int, int]] = field(default_factory=list)

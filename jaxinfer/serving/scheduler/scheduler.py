@@ -23,6 +23,7 @@ from jaxinfer.serving.scheduler.speculation import NO_DRAFTS, Speculation, Specu
 from jaxinfer.serving.scheduler.step_planner import StepPlanner
 from jaxinfer.serving.scheduler.step_updates import StepUpdates
 from jaxinfer.serving.scheduler.swap_space import SwapSpace
+from jaxinfer.serving.scheduler.tiers.no_tiers import NoTiers
 
 
 class Scheduler:
@@ -63,6 +64,7 @@ class Scheduler:
         speculation: which steps are to have drafts.
         num_adapter_slots: adapters that the devices hold at once; requests with others are passed
             over. 0 in an engine without adapters.
+        tiers: makes the tiers behind the prefix cache; None is an engine without any.
 
     Raises:
         ValueError: for arguments out of range or in contradiction.
@@ -82,6 +84,7 @@ class Scheduler:
         multi_step: MultiStep = ONE_STEP,
         speculation: Speculation = NO_DRAFTS,
         num_adapter_slots: int = 0,
+        tiers: Callable[[RequestQueues], NoTiers] | None = None,
     ) -> None:
         check_settings(
             max_num_seqs, max_num_batched_tokens, max_model_len, preemption_mode, num_host_blocks
@@ -93,6 +96,9 @@ class Scheduler:
         self.eos_token_ids = frozenset(eos_token_ids)
         self.swap_space = SwapSpace(num_host_blocks)
         self._queues = RequestQueues(pool, self.swap_space, max_num_seqs, is_fair=is_fair)
+        if tiers is not None:
+            self._queues.tiers = tiers(self._queues)
+        self.tiers = self._queues.tiers
         special: list[Callable[[], Schedule | None]] = []
         if speculation.sizes:
             special.append(SpeculativePlanner(self._queues, speculation).plan)
@@ -106,7 +112,7 @@ class Scheduler:
         requeueing = Requeueing(self._queues)
         self._updates = updates
         # Methods of the parts, which have their documentation.
-        self.schedule, self.settle = planner.schedule, planner.settle
+        self.schedule, self.settle = self.tiers.around(planner.schedule), planner.settle
         self.update, self.finish = updates.update, self._queues.finish
         self.preempt, self.run_only = requeueing.preempt, requeueing.run_only
         self.requeue_all, self.runnable = requeueing.requeue_all, requeueing.runnable
@@ -196,6 +202,7 @@ class Scheduler:
 
         Running requests go on with the blocks they have, which are no longer shared.
         """
+        self.tiers.end_lasting()
         self.pool.invalidate()
 
     def watch_blocks(

@@ -1,6 +1,7 @@
 """Builds one engine on its devices: runner, scheduler and loop, not compiled yet."""
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -28,7 +29,11 @@ from jaxinfer.serving.sampling.sampler import CustomSampler, LogitsProcessor
 from jaxinfer.serving.scheduler.block_pool import BlockPool
 from jaxinfer.serving.scheduler.pacing import Pacing, arrival_tokens
 from jaxinfer.serving.scheduler.scheduler import Scheduler
+from jaxinfer.serving.scheduler.tiers.prefix_tiers import PrefixTiers
+from jaxinfer.serving.scheduler.tiers.tiered_index import TieredIndex
+from jaxinfer.serving.startup.files import NO_FILES, SharedFiles
 from jaxinfer.serving.startup.plan import plan_engine
+from jaxinfer.serving.startup.tiers import read_rows, start_transfers
 
 
 @dataclass(frozen=True)
@@ -49,6 +54,7 @@ class StartSettings:
         draft_head: the head that drafts; None without one.
         placed_experts: where experts lie that move between devices; None if none do.
         inspection: what is read and changed of activations.
+        files: where KV blocks go that leave host memory.
     """
 
     model_config: ModelConfig
@@ -64,6 +70,7 @@ class StartSettings:
     draft_head: DraftHead | None = None
     placed_experts: PlacedExperts | None = None
     inspection: Inspection = NO_INSPECTION
+    files: SharedFiles = NO_FILES
 
 
 def start_engine(
@@ -89,8 +96,17 @@ def start_engine(
     """
     config = setup.config
     runner = start_runner(setup, params, mesh, lowering=lowering, devices=devices)
+    index = tiers = None
+    if (transfers := runner.transfers) is not None:
+        index = TieredIndex(config.block_size)
+        tiers = functools.partial(
+            PrefixTiers,
+            transfers=transfers,
+            policy=transfers.policy,
+            read_rows=functools.partial(read_rows, runner, transfers),
+        )
     scheduler = Scheduler(
-        BlockPool(runner.num_kv_blocks, config.block_size, config.enable_prefix_caching),
+        BlockPool(runner.num_kv_blocks, config.block_size, config.enable_prefix_caching, index),
         max_num_seqs=config.max_num_seqs,
         max_num_batched_tokens=runner.max_num_batched_tokens,
         max_model_len=runner.max_model_len,
@@ -101,6 +117,7 @@ def start_engine(
         multi_step=runner.multi_step,
         speculation=runner.speculation,
         num_adapter_slots=config.max_loras if config.enable_lora else 0,
+        tiers=tiers,
     )
     tokens = arrival_tokens(runner.report.platform, config.max_num_seqs)
     engine = Engine(
@@ -162,6 +179,9 @@ def start_runner(
         draft_head=None if head is None else head.config,
         inspection=setup.inspection,
     )
+    head_config = None if head is None else head.config
+    open_files = functools.partial(setup.files.open, plan.programs, placed, head_config)
+    transfers = start_transfers(plan.programs, setup.config, plan.platform, open_files)
     return Runner(
         placed,
         plan,
@@ -169,6 +189,7 @@ def start_runner(
         eos_token_ids=setup.eos_token_ids,
         tokenizer=setup.tokenizer,
         owns_params=setup.owns_params,
+        transfers=transfers,
     )
 
 

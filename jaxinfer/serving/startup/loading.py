@@ -61,6 +61,7 @@ from jaxinfer.serving.startup.engine_start import (
     start_engine,
 )
 from jaxinfer.serving.startup.expert_groups import choose_expert_groups, choose_slots
+from jaxinfer.serving.startup.files import SharedFiles
 from jaxinfer.serving.startup.mesh import announce_devices, choose_mesh, mesh_of
 from jaxinfer.serving.startup.model_files import (
     read_classifier,
@@ -145,6 +146,7 @@ def load_engine(config: EngineConfig, source: ModelSource) -> Loaded:
 
 def _load(config: EngineConfig, source: ModelSource, group: ProcessGroup | None) -> Loaded:
     start = time.perf_counter()
+    files = SharedFiles(config)
     directory = None
     if source.params is None:
         directory = resolve_model(config.model, config.revision)
@@ -155,6 +157,10 @@ def _load(config: EngineConfig, source: ModelSource, group: ProcessGroup | None)
     draft_head = read_head_of(config, model_config)
     if config.swap_space and config.preemption_mode != "swap":
         say(config, _UNUSED_SWAP_SPACE)
+    if config.kv_offloading_size and num_processes > 1:
+        raise ValueError(
+            "kv_offloading_size needs all devices in one process; leave it out on several"
+        )
     if source.logits_processor is not None:
         check_logits_processor(source.logits_processor, vocab_size=model_config.vocab_size)
     if source.sampler is not None:
@@ -204,6 +210,7 @@ def _load(config: EngineConfig, source: ModelSource, group: ProcessGroup | None)
         draft_head=draft_head,
         placed_experts=choose_slots(config, model_config, meshes, rules),
         inspection=source.inspection,
+        files=files,
     )
     cache = functools.partial(persistent_cache, config.compilation_cache_dir)
     params = source.params or {}

@@ -21,7 +21,12 @@ from jaxinfer.model.architecture import activation_dtype
 from jaxinfer.model.config import ModelConfig
 from jaxinfer.model.draft_head.head_config import HeadConfig
 from jaxinfer.model.sharding import ShardingRules, tensor_parallel_size
-from jaxinfer.planning.blocks import blocks_on_devices, check_capacity, usable_tokens
+from jaxinfer.planning.blocks import (
+    blocks_on_devices,
+    check_capacity,
+    staged_blocks,
+    usable_tokens,
+)
 from jaxinfer.planning.memory import prefill_bytes
 from jaxinfer.planning.shapes import shape_of
 from jaxinfer.profiling.memory.memory_marks import memory_mark
@@ -264,6 +269,7 @@ def _shapes(config: EngineConfig, inspection: Inspection, **sizes: Any) -> Bucke
     buckets = inspection.buckets(choose_buckets(**sizes))
     if config.enable_lora:
         buckets = replace(buckets, extra=(SLOT_OF_TOKEN,))
+    buckets = replace(buckets, has_tiers=config.kv_offloading_size > 0)
     return for_pooling(buckets, sizes["platform"]) if config.runner == "pooling" else buckets
 
 
@@ -360,6 +366,9 @@ def _count_blocks(
         return min(blocks, most), []
     utilization = config.gpu_memory_utilization
     free_bytes = memory.free_bytes(devices, utilization=utilization)
+    if config.kv_offloading_size:
+        budget = config.token_budget(devices[0].platform)
+        free_bytes -= 2 * block_bytes * staged_blocks(budget, config.block_size)
     tallies = [entry for entry in programs.kv if isinstance(entry, Tally)]
     free_bytes -= memory.bytes_per_device((programs.kept_slots, programs.draft_state, tallies))
     largest = largest_programs(buckets, programs.context.kernels)

@@ -16,6 +16,7 @@ from jaxinfer.sampling_params import SamplingParams
 from jaxinfer.serving.requests.request import IN_FLIGHT_TOKEN, Request, RequestStatus
 from jaxinfer.serving.scheduler.schedule import RowUpdate, Schedule, ScheduledRow
 from jaxinfer.serving.scheduler.scheduler import Scheduler
+from tests.serving.prefix_tiers.fake_transfers import FakeTransfers
 
 VOCAB_SIZE = 24
 EOS = 0
@@ -80,8 +81,9 @@ def solo_run(
 
 
 class FakeDevice:
-    def __init__(self, scheduler: Scheduler) -> None:
+    def __init__(self, scheduler: Scheduler, transfers: FakeTransfers | None = None) -> None:
         self.scheduler = scheduler
+        self.transfers = transfers
         self.block_size = scheduler.pool.block_size
         self.weights = 0
         self.host: dict[int, list[Slot | None]] = {}
@@ -112,10 +114,18 @@ class FakeDevice:
     def launch(self, schedule: Schedule) -> list[list[int]]:
         """Run a step; tokens of `[row][inner step]`, arbitrary where a row does not sample."""
         self.check_shape(schedule)
+        for copies in schedule.tier_copies:
+            for block, key in copies.out:
+                self.transfers.copy_out(key, list(self.pages[block]))
         for block, host_block in schedule.swap_out:
             self.host[host_block] = list(self.pages[block])
         for block, host_block in schedule.swap_in:
             self.pages[block] = list(self.host[host_block])
+        for copies in schedule.tier_copies:
+            for back in copies.back:
+                for block, row in zip(back.blocks, back.rows, strict=True):
+                    self.pages[block] = list(row)
+                self.transfers.release(back.fetch)
         for row in schedule.rows:
             self.note_read(row)
         self.drafts[id(schedule)] = None

@@ -1,20 +1,26 @@
 """Thousands of random operations on a scheduler with a device that notices every wrong page."""
 
+import functools
+
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from jaxinfer.sampling_params import SamplingParams
+from jaxinfer.serving.prefix_tiers.fetch_policy import FetchPolicy
 from jaxinfer.serving.requests.request import Request, RequestStatus
 from jaxinfer.serving.scheduler.block_pool import BlockPool
 from jaxinfer.serving.scheduler.multi_step import ONE_STEP, MultiStep
 from jaxinfer.serving.scheduler.schedule import Schedule
 from jaxinfer.serving.scheduler.scheduler import Scheduler
 from jaxinfer.serving.scheduler.speculation import NO_DRAFTS, DraftSize, Speculation
+from jaxinfer.serving.scheduler.tiers.prefix_tiers import PrefixTiers
+from jaxinfer.serving.scheduler.tiers.tiered_index import TieredIndex
 from jaxinfer.structured_outputs import StructuredOutputsParams
 from tests.serving.constraints.fake_constraint import ReadsTokens
 from tests.serving.constraints.grammar.fake_grammar import FakeGrammar, guided_tokens
+from tests.serving.prefix_tiers.fake_transfers import FakeTransfers
 from tests.serving.requests.host_request import host_request
 from tests.serving.runner.fake_device import (
     EOS,
@@ -44,6 +50,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         has_priorities=st.sampled_from([True, True, False]),
         multi_step=st.sampled_from([MultiStep(3, 4), ONE_STEP]),
         speculation=st.sampled_from([Speculation(SIZES), Speculation(LONG), NO_DRAFTS]),
+        has_tiers=st.booleans(),
     )
     def build(
         self,
@@ -55,10 +62,17 @@ class SchedulerMachine(RuleBasedStateMachine):
         has_priorities,
         multi_step,
         speculation,
+        has_tiers,
     ):
+        self.transfers = (
+            FakeTransfers(most_staged=5, num_blocks=9) if has_tiers and caching else None
+        )
+        tiers = None
+        if self.transfers is not None:
+            tiers = functools.partial(PrefixTiers, transfers=self.transfers, policy=FetchPolicy())
         self.has_priorities = has_priorities
         self.scheduler = Scheduler(
-            BlockPool(num_blocks, BLOCK_SIZE, caching),
+            BlockPool(num_blocks, BLOCK_SIZE, caching, tiers and TieredIndex(BLOCK_SIZE)),
             max_num_seqs=max_num_seqs,
             max_num_batched_tokens=max_num_seqs + budget,
             max_model_len=MAX_MODEL_LEN,
@@ -67,8 +81,9 @@ class SchedulerMachine(RuleBasedStateMachine):
             num_host_blocks=num_host_blocks,
             multi_step=multi_step,
             speculation=speculation,
+            tiers=tiers,
         )
-        self.device = FakeDevice(self.scheduler)
+        self.device = FakeDevice(self.scheduler, self.transfers)
         self.requests: list[Request] = []
         self.solo_runs: dict[str, tuple] = {}
         self.in_flight: list[tuple[Schedule, list[list[int]]]] = []
@@ -109,6 +124,15 @@ class SchedulerMachine(RuleBasedStateMachine):
                 request.constraint = ReadsTokens(5 if kind == "budget" else 0)
             self.solo_runs[request.request_id] = solo_run(request, EOS_IDS, MAX_MODEL_LEN, tokens)
 
+    @precondition(lambda self: self.transfers is not None)
+    @rule(families=st.permutations(range(4)), length=st.sampled_from([24, 33, 40]))
+    def conversations_are_asked_in_turn(self, families, length):
+        """More than the pool holds, so that each finds its beginning in the tier."""
+        params = {"max_tokens": 2, "ignore_eos": True}
+        for family in families:
+            self.add(1, family % 2, length, [], "ab"[family // 2], False, [0], None, **params)
+            self.run(4, 0)
+
     @precondition(lambda self: self.has_priorities and self.scheduler.num_running)
     @rule(priority=st.sampled_from([-9, -3, 0]), length=st.sampled_from([1, 17, 40]))
     def urgent_request_comes(self, priority, length):
@@ -127,7 +151,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         elif not self.in_flight:
             unfinished = self.scheduler.unfinished()
             held_up = self.alone is not None and not set(self.alone) & set(unfinished)
-            assert held_up or not unfinished, "requests are stuck"
+            arrives = self.scheduler.tiers.await_arrival()
+            assert arrives or held_up or not unfinished, "requests are stuck"
         if schedule is not None and self.alone is not None:
             assert {id(row.request) for row in schedule.rows} <= set(map(id, self.alone))
 
@@ -162,10 +187,17 @@ class SchedulerMachine(RuleBasedStateMachine):
         left = [self.rank(request) for request in self.of_status(RequestStatus.RUNNING)]
         assert not lost or lost[-1] > max(left)
 
+    @precondition(lambda self: self.transfers is not None)
+    @rule()
+    def blocks_arrive(self):
+        self.transfers.wait(0)
+
     @precondition(lambda self: self.in_flight)
     @rule()
     def update(self):
         schedule, tokens = self.in_flight.pop(0)
+        if self.transfers is not None:
+            self.transfers.wait(0)
         num_accepted = accepted(self.device, schedule)
         for change in read(self.device, schedule, tokens):
             row = schedule.rows[change.row]
@@ -268,7 +300,13 @@ class SchedulerMachine(RuleBasedStateMachine):
         if self.alone is not None:
             return
         for priority in {request.new.priority for request in self.requests}:
-            alike = [r for r in self.requests if r.new.priority == priority and not r.is_finished]
+            alike = [
+                r
+                for r in self.requests
+                if r.new.priority == priority
+                and not r.is_finished
+                and not self.scheduler.tiers.was_overtaken(r)
+            ]
             running = [request.status is RequestStatus.RUNNING for request in alike]
             assert running == sorted(running, reverse=True), "a request was overtaken"
 
@@ -298,6 +336,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.outputs_are_those_of_the_solo_run()
         assert self.scheduler.pool.num_free_blocks == self.scheduler.pool.num_usable_blocks
         assert self.scheduler.swap_space.num_free_blocks == self.scheduler.swap_space.num_blocks
+        if self.transfers is not None:
+            assert self.transfers.num_staged == 0
 
 
 SchedulerMachine.TestCase.settings = settings(

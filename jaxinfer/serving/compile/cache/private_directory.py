@@ -24,10 +24,10 @@ def make_private(directory: Path) -> bool:
     """
     directory.parent.mkdir(parents=True, exist_ok=True)
     directory.mkdir(mode=0o700, exist_ok=True)
-    obstacle = _obstacle(directory.resolve())
-    if obstacle is not None:
-        _warn(str(directory), obstacle)
-    return obstacle is None
+    cause = obstacle(directory.resolve())
+    if cause is not None:
+        _warn(str(directory), cause)
+    return cause is None
 
 
 def is_ours(status: os.stat_result) -> bool:
@@ -35,7 +35,7 @@ def is_ours(status: os.stat_result) -> bool:
     return status.st_uid in (os.geteuid(), 0)
 
 
-def _obstacle(directory: Path) -> str | None:
+def obstacle(directory: Path) -> str | None:
     """The users who also may write to a directory, with a remedy; None if there are none."""
     status = directory.stat()
     if not is_ours(status):
@@ -51,5 +51,5 @@ def _obstacle(directory: Path) -> str | None:
 
 
 @functools.cache
-def _warn(directory: str, obstacle: str) -> None:
-    logger.warning("no programs are kept in or read from %s: %s", directory, obstacle)
+def _warn(directory: str, cause: str) -> None:
+    logger.warning("no programs are kept in or read from %s: %s", directory, cause)

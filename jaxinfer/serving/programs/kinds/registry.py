@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from jaxinfer.serving.programs.kinds.block_rows import BlockRowsKind
 from jaxinfer.serving.programs.kinds.copy_blocks import CopyBlocksKind, SwapKind
 from jaxinfer.serving.programs.kinds.count_tokens import CountTokensKind
 from jaxinfer.serving.programs.kinds.decode import DecodeKind
@@ -31,6 +32,7 @@ KINDS: dict[type, ProgramKind[Any]] = {
         PromptLogprobsKind(),
         ScoredTokensKind(),
         SwapKind(),
+        BlockRowsKind(),
         CopyBlocksKind(),
         WriteAdapterKind(),
         ReadCapturedKind(),

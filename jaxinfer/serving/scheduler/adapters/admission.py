@@ -75,7 +75,7 @@ class AdapterAdmission(Admission):
     ) -> None:
         """Admit requests while they can be, and move to `passed` those that are passed over."""
         queues = self._queues
-        while queues.waiting and queues.free_slots:
+        while queues.has_candidate():
             request = queues.waiting.first()
             adapter = request.new.prompt.adapter
             if adapter is not None and not self._slots.has_room(adapter, in_use):

@@ -1,0 +1,110 @@
+"""The host tier: KV blocks in host memory by their keys, the least recently used leave first."""
+
+import itertools
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from jaxinfer.serving.prefix_tiers.next_tier import NextTier, NoNextTier
+from jaxinfer.serving.prefix_tiers.tier_counts import TierCounts
+
+
+class HostTier:
+    """Blocks of a fixed size in host memory, at most `num_blocks`; thread-safe.
+
+    A block that has to leave is handed to the next tier by the thread that puts another one.
+
+    Args:
+        num_blocks: capacity.
+        next_tier: what takes blocks that leave, and is asked for those that are not here.
+        pack: a block's bytes.
+        unpack: the block of these bytes, in host memory; raises ValueError if they are none.
+    """
+
+    def __init__(
+        self,
+        num_blocks: int,
+        next_tier: NextTier | None = None,
+        pack: Callable[[Any], bytes | memoryview] = bytes,
+        unpack: Callable[[bytes], Any] = bytes,
+    ) -> None:
+        self.num_blocks = num_blocks
+        self._next: NextTier = NoNextTier() if next_tier is None else next_tier
+        self._pack, self._unpack = pack, unpack
+        self._blocks: OrderedDict[bytes, Any] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def __len__(self) -> int:
+        return len(self._blocks)
+
+    def __contains__(self, key: bytes) -> bool:
+        """Whether the block is here, or probably in the next tier."""
+        return key in self._blocks or key in self._next
+
+    def holds(self, key: bytes) -> bool:
+        """Whether the block is here."""
+        return key in self._blocks
+
+    def take(self, key: bytes) -> Any | None:
+        """The block, now the most recently used; None if it is not here."""
+        with self._lock:
+            block = self._blocks.get(key)
+            if block is not None:
+                self._blocks.move_to_end(key)
+            return block
+
+    def take_next(self, key: bytes) -> Any | None:
+        """The block from the next tier, which is put here, too; None if it is lost."""
+        data = self._next.read(key)
+        if data is None:
+            return None
+        try:
+            block = self._unpack(data)
+        except ValueError:  # the bytes of another layout
+            return None
+        self.put(key, block)
+        return block
+
+    def put(self, key: bytes, block: Any) -> None:
+        """Keep a block; what has to leave for it goes to the next tier."""
+        evicted: list[tuple[bytes, Any]] = []
+        with self._lock:
+            self._blocks[key] = block
+            self._blocks.move_to_end(key)
+            while len(self._blocks) > self.num_blocks:
+                evicted.append(self._blocks.popitem(last=False))
+        for old, gone in evicted:
+            if self._next.wants(old):
+                self._next.write(old, self._pack(gone))
+
+    def forget(self, keys: Sequence[bytes]) -> None:
+        """Drop blocks, in the next tier too."""
+        with self._lock:
+            for key in keys:
+                self._blocks.pop(key, None)
+        self._next.forget(keys)
+
+    def clear(self) -> None:
+        """Drop all blocks here; the next tier keeps its own."""
+        with self._lock:
+            self._blocks.clear()
+
+    def count(self, counts: TierCounts) -> None:
+        """Write what both tiers hold into an engine's counts."""
+        counts.held_blocks, counts.capacity_blocks = len(self), self.num_blocks
+        self._next.count(counts)
+
+    def close(self, last: Iterable[tuple[bytes, Any]] = ()) -> None:
+        """Hand blocks to the next tier, as many as it takes; may be called again.
+
+        No other thread may put blocks any more.
+
+        Args:
+            last: keys and blocks that come before those held here, of which the most recently used
+                comes first.
+        """
+        blocks, self._blocks = self._blocks, OrderedDict()
+        leaving = itertools.chain(last, ((key, blocks[key]) for key in reversed(blocks)))
+        self._next.close((key, self._pack(block)) for key, block in leaving)
+        self._next = NoNextTier()

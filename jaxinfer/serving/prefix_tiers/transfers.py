@@ -1,0 +1,233 @@
+"""Copies blocks between the devices and the tiers, in threads beside the engine's own."""
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
+from typing import Any
+
+import jax
+
+from jaxinfer.serving.prefix_tiers.block_copies import Fetch
+from jaxinfer.serving.prefix_tiers.fetch_policy import FetchPolicy
+from jaxinfer.serving.prefix_tiers.host_tier import HostTier
+from jaxinfer.serving.prefix_tiers.tier_counts import TierCounts
+
+logger = logging.getLogger("jaxinfer")
+
+_PATIENCE_S = 60.0  # for room on the devices; then the blocks are computed again
+
+
+class Transfers:
+    """The threads of both directions, and what is on its way.
+
+    A block travels as one array, a row of it for each device. Rows are gathered into fresh arrays
+    before a step overwrites the pages, and one thread copies these to pinned host memory. A second
+    thread brings rows back to the devices, where a later step writes them to pages. In both
+    directions at most `most_staged` blocks lie on the devices beside the pages.
+
+    Args:
+        tier: holds the blocks.
+        policy: is told how long fetches take.
+        rows: shape, dtype and sharding of a block's array on the devices.
+        most_staged: blocks on their way in one direction at most.
+        within: makes the context manager that the threads run in.
+    """
+
+    def __init__(
+        self,
+        tier: HostTier,
+        policy: FetchPolicy,
+        rows: jax.ShapeDtypeStruct,
+        most_staged: int,
+        within: Callable[[], AbstractContextManager[object]],
+    ) -> None:
+        assert rows.sharding is not None
+        self.tier, self.policy = tier, policy
+        self.most_staged = most_staged
+        self.block_bytes = rows.size * rows.dtype.itemsize
+        self.counts = TierCounts(capacity_blocks=tier.num_blocks)
+        self._on_devices = rows.sharding
+        self._on_host = rows.sharding.with_memory_kind("pinned_host")
+        self._changed = threading.Condition()
+        self._expected: set[bytes] = set()  # to be launched
+        self._wanted: set[bytes] = set()  # the same, and those on their way
+        self._num_outgoing = self._num_staged = 0
+        self._fetches: set[Fetch] = set()
+        self._has_news = threading.Event()
+        self._outward = ThreadPoolExecutor(1, "jaxinfer-tiers-out", _enter, (within,))
+        self._inward = ThreadPoolExecutor(1, "jaxinfer-tiers-in", _enter, (within,))
+
+    def __contains__(self, key: bytes) -> bool:
+        """Whether a tier holds the block; one that is still on its way is not there yet."""
+        return key in self.tier
+
+    def holds(self, key: bytes) -> bool:
+        """Whether the host tier holds the block."""
+        return self.tier.holds(key)
+
+    def expect(self, key: bytes) -> bool:
+        """Whether an evicted block is to be copied out, which must then be launched.
+
+        Not if host memory has it already, nor if too many are on their way.
+        """
+        if self.tier.take(key) is not None:
+            return False
+        with self._changed:
+            if key in self._wanted:
+                return False
+            if len(self._expected) + self._num_outgoing >= self.most_staged:
+                self.counts.dropped_blocks += 1
+                return False
+            self._expected.add(key)
+            self._wanted.add(key)
+        return True
+
+    def copy_out(self, keys: Sequence[bytes], rows: Sequence[jax.Array]) -> None:
+        """Keep blocks whose rows were launched; returns at once."""
+        with self._changed:
+            self._expected.difference_update(keys)
+            self._num_outgoing += len(keys)
+        self._outward.submit(self._store, keys, rows[: len(keys)])
+
+    def fetch(self, keys: Sequence[bytes]) -> Fetch:
+        """Begin to bring blocks to the devices, at most `most_staged`; returns at once."""
+        fetch = Fetch(keys, [self.tier.take(key) for key in keys])
+        with self._changed:
+            self._fetches.add(fetch)
+        self._inward.submit(self._bring, fetch)
+        return fetch
+
+    def release(self, fetch: Fetch) -> None:
+        """Give up the room of a fetch, which was written to the pages or is wanted no more."""
+        with self._changed:
+            if fetch.is_released:
+                return
+            fetch.is_released = fetch.is_done = True
+            self._num_staged -= len(fetch.rows)
+            self._fetches.discard(fetch)
+            fetch.rows, fetch.blocks = [], []
+            self._changed.notify_all()
+
+    def forget(self, keys: Sequence[bytes]) -> None:
+        """Drop blocks from host memory, copies on their way included."""
+        with self._changed:
+            self._wanted.difference_update(keys)
+        self.tier.forget(keys)
+
+    def clear(self) -> None:
+        """Drop all blocks from host memory, and call off what is on its way."""
+        with self._changed:
+            self._expected.clear()
+            self._wanted.clear()
+        self._release_all()
+        self.tier.clear()
+
+    def wait(self, seconds: float) -> None:
+        """Return when a fetch is done that was not at the last call, or after some time."""
+        self._has_news.wait(seconds)
+        self._has_news.clear()
+
+    def settle(self) -> None:
+        """Call off all fetches and return when no array of the devices is in use any more."""
+        self._release_all()
+        for executor in (self._outward, self._inward):
+            executor.submit(lambda: None).result()
+
+    def close(self, last: Iterable[tuple[bytes, Any]] = ()) -> None:
+        """End the threads, with what is on its way out in the tiers; may be called again.
+
+        Args:
+            last: keys and arrays of more blocks for the tier behind host memory, the most valuable
+                first; read as far as that keeps them.
+        """
+        self._release_all()
+        self._outward.shutdown()
+        self._inward.shutdown()
+        self.tier.close(last)
+
+    def snapshot(self) -> TierCounts:
+        """The counts so far."""
+        self.tier.count(self.counts)
+        return self.counts.plus(TierCounts())
+
+    def _release_all(self) -> None:
+        with self._changed:
+            fetches = list(self._fetches)
+        for fetch in fetches:
+            self.release(fetch)
+
+    def _store(self, keys: Sequence[bytes], rows: Sequence[jax.Array]) -> None:
+        """Copy rows to host memory and put them into the tier."""
+        blocks: Sequence[Any] = ()
+        try:
+            blocks = jax.block_until_ready(jax.device_put(list(rows), self._on_host))
+        except Exception as error:  # memory of either side; a lost block costs its computation
+            logger.warning("%d KV blocks were not kept: %s", len(keys), error)
+        with self._changed:
+            self._num_outgoing -= len(keys)
+            wanted = [key in self._wanted for key in keys]
+            self._wanted.difference_update(keys)
+            if not blocks:
+                self.counts.dropped_blocks += len(keys)
+            self.counts.bytes_out += len(blocks) * self.block_bytes
+        for key, block, is_wanted in zip(keys, blocks, wanted, strict=False):
+            if is_wanted:
+                self.tier.put(key, block)
+
+    def _bring(self, fetch: Fetch) -> None:
+        """Bring blocks to the devices, as soon as there is room."""
+        with self._changed:
+            has_room = self._changed.wait_for(
+                lambda: fetch.is_released or self._num_staged + len(fetch.keys) <= self.most_staged,
+                timeout=_PATIENCE_S,
+            )
+            if fetch.is_released:
+                return
+            blocks = fetch.blocks if has_room else []
+            self._num_staged += len(fetch.keys)
+        start, rows = time.perf_counter(), []
+        try:
+            blocks = self._found(fetch.keys, blocks)
+            start = time.perf_counter()
+            if blocks:
+                rows = jax.block_until_ready(jax.device_put(blocks, self._on_devices))
+        except Exception as error:
+            logger.warning("%d KV blocks are computed again: %s", len(fetch.keys), error)
+            self.tier.forget(fetch.keys)
+        num_bytes = len(rows) * self.block_bytes
+        self.policy.fetched.note(num_bytes, time.perf_counter() - start)
+        with self._changed:
+            if fetch.is_released:
+                self._num_staged -= len(fetch.keys)
+            else:
+                self._num_staged -= len(fetch.keys) - len(rows)
+                fetch.rows, fetch.blocks, fetch.is_done = rows, [], True
+            self.counts.bytes_in += num_bytes
+            self._changed.notify_all()
+        self._has_news.set()
+
+    def _found(self, keys: Sequence[bytes], blocks: Sequence[Any]) -> list[Any]:
+        """The leading blocks in host memory; those that are not come from the next tier."""
+        found, num_read, start = [], 0, time.perf_counter()
+        for key, block in zip(keys, blocks, strict=False):
+            if block is None:
+                block = self.tier.take_next(key)
+                if block is None:
+                    break
+                num_read += 1
+            found.append(block)
+        self.policy.read.note(num_read * self.block_bytes, time.perf_counter() - start)
+        self.counts.next_hits += num_read
+        return found
+
+
+_here = threading.local()
+"""Each thread's context manager, held while it runs."""
+
+
+def _enter(within: Callable[[], AbstractContextManager[object]]) -> None:
+    _here.context = within()
+    _here.context.__enter__()

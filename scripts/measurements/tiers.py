@@ -1,0 +1,183 @@
+"""Measures how soon evicted conversations answer from host memory, and what tiers cost the rest."""
+
+import dataclasses
+import statistics
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from jaxinfer.measure.random_weights import build_engine
+from jaxinfer.serving.engine.metrics import Counter, Gauge
+from scripts.speed.engine_report import heading
+from scripts.speed.report import engine_record
+from scripts.speed.timing import run_workload
+from scripts.speed.workloads import make_workload
+
+if TYPE_CHECKING:
+    from jaxinfer import LLM
+
+_HOST_GIB = {"8b": 48.0, "0.6b": 40.0}
+"""Room for twice 64 conversations of 2,048 tokens."""
+_WARM_UP = -1
+
+
+def tier_report(
+    model_shape: str | None,
+    *,
+    engine_arguments: dict[str, Any],
+    conversations: int,
+    tokens: int,
+    rows: int | None,
+    repeats: int,
+) -> dict[str, Any]:
+    """Ask conversations again that others evicted, and run W1 with and without tiers.
+
+    Args:
+        model_shape: random weights of this shape, or None for the model of `engine_arguments`.
+        engine_arguments: what the user set.
+        conversations: N, for which the cache has just room.
+        tokens: of each.
+        rows: the first sequences of W1 only; None for all, 0 to leave W1 out.
+        repeats: counted runs of W1, after one that is not.
+
+    Returns:
+        JSON-like values: "recomputed" and "fetched" have seconds to the first token of each
+        conversation, asked "one_by_one" and "at_once", with their medians and 99th percentiles;
+        "ratio" is that of the medians; "w1" has output tokens a second "off" and "on".
+    """
+    block_size = engine_arguments.get("block_size", 16)
+    sizes = {
+        "max_model_len": tokens + block_size,
+        "max_num_seqs": conversations,
+        "num_kv_blocks": conversations * -(-(tokens + 1) // block_size) + 1,
+    }
+    tiers = {"kv_offloading_size": _HOST_GIB.get(model_shape or "", 1.0)}
+    with build_engine(model_shape, sizes | engine_arguments | {"kv_offloading_size": 0.0}) as llm:
+        recomputed = _asked(llm, conversations, tokens, again=False)
+    with build_engine(model_shape, sizes | tiers | engine_arguments) as llm:
+        fetched = _asked(llm, conversations, tokens, again=True)
+        report = {
+            **engine_record(llm, model_shape),
+            "start_up": dataclasses.asdict(llm.start_up),
+            "conversations": conversations,
+            "tokens": tokens,
+            "recomputed": recomputed,
+            "fetched": fetched,
+            "ratio": {
+                way: fetched[way]["median_s"] / recomputed[way]["median_s"]
+                for way in ("one_by_one", "at_once")
+            },
+            "metrics": {
+                metric.name + "".join(f",{label}" for label in metric.labels.values()): metric.value
+                for metric in llm.get_metrics()
+                if isinstance(metric, Counter | Gauge)
+                and ("tier" in metric.name or "external" in metric.name)
+            },
+            "num_compilations": recomputed["num_compilations"] + fetched["num_compilations"],
+        }
+    if rows != 0:
+        report["w1"] = {
+            name: _w1(model_shape, own | engine_arguments | off, rows, repeats)
+            for name, own, off in (("off", {}, {"kv_offloading_size": 0.0}), ("on", tiers, {}))
+        }
+    return report
+
+
+def tier_lines(report: dict[str, Any]) -> list[str]:
+    """The figures for people."""
+    lines = [*heading(report), ""]
+    lines.append(f"{report['conversations']} conversations of {report['tokens']:,} tokens")
+    for way, ratio in report["ratio"].items():
+        for kind in ("recomputed", "fetched"):
+            case = report[kind][way]
+            lines.append(
+                f"{way} {kind}: median {case['median_s'] * 1e3:.2f} ms, 99% "
+                f"{case['p99_s'] * 1e3:.2f} ms, {case['cached_share']:.1%} of the tokens cached"
+            )
+        lines.append(f"{way}: {ratio:.3f} of the time to recompute")
+    lines += [f"{name}: {value:,}" for name, value in report["metrics"].items()]
+    for name, case in report.get("w1", {}).items():
+        lines.append(f"W1, tiers {name}: {case['output_tokens_per_s']:,.0f} output tok/s")
+    return lines
+
+
+def _asked(llm: "LLM", count: int, tokens: int, *, again: bool) -> dict[str, Any]:
+    """Seconds to first tokens: of conversations that were evicted, or of new ones."""
+    rng = np.random.default_rng(0)
+    vocab_size = llm.model_config.vocab_size
+
+    def some() -> list[list[int]]:
+        return rng.integers(0, vocab_size, (count, tokens)).tolist()
+
+    first, warm = some(), some()
+    for prompts in (first, warm, first, warm):  # the last two warm the way back up, too
+        _generate(llm, prompts)
+        _generate(llm, some()[:1])
+        _generate(llm, prompts[:1])
+    before = llm.num_compilations
+    ways: dict[str, Any] = {}
+    for way in ("one_by_one", "at_once"):
+        asked = first if again else some()
+        ways[way] = _one_by_one(llm, asked) if way == "one_by_one" else _at_once(llm, asked)
+        _generate(llm, some())
+    return ways | {"num_compilations": llm.num_compilations - before}
+
+
+def _one_by_one(llm: "LLM", prompts: Sequence[list[int]]) -> dict[str, Any]:
+    seconds, cached = [], 0
+    for prompt in prompts:
+        start = time.perf_counter()
+        (output,) = _generate(llm, [prompt])
+        seconds.append(time.perf_counter() - start)
+        cached += output.num_cached_tokens
+    return _summary(seconds, cached, prompts)
+
+
+def _at_once(llm: "LLM", prompts: Sequence[list[int]]) -> dict[str, Any]:
+    outputs = _generate(llm, prompts)
+    seconds = [output.metrics.ttft for output in outputs]
+    return _summary(seconds, sum(output.num_cached_tokens for output in outputs), prompts)
+
+
+def _summary(seconds: Sequence[float], cached: int, prompts: Sequence[list[int]]) -> dict[str, Any]:
+    return {
+        "median_s": statistics.median(seconds),
+        "p99_s": float(np.quantile(seconds, 0.99)),
+        "seconds": list(seconds),
+        "cached_share": cached / sum(map(len, prompts)),
+    }
+
+
+def _generate(llm: "LLM", prompts: Sequence[list[int]]) -> list[Any]:
+    from jaxinfer import SamplingParams
+
+    params = SamplingParams(temperature=0.0, max_tokens=1, ignore_eos=True, detokenize=False)
+    return llm.generate(list(prompts), params, use_tqdm=False)
+
+
+def _w1(
+    model_shape: str | None, arguments: dict[str, Any], rows: int | None, repeats: int
+) -> dict[str, Any]:
+    """W1, whose cache has room for everything, so that nothing is evicted within a run."""
+    sizes = make_workload("W1", _WARM_UP, vocab_size=2)
+    own = {"max_model_len": sizes.max_model_len, "max_num_seqs": rows or sizes.num_sequences}
+    with build_engine(model_shape, own | arguments) as llm:
+        timings = []
+        for repeat in range(_WARM_UP, repeats):
+            workload = make_workload("W1", repeat, vocab_size=llm.model_config.vocab_size)
+            prompts, lengths = workload.prompts[:rows], workload.max_tokens[:rows]
+            llm.reset_prefix_cache()
+            timings.append(
+                run_workload(
+                    llm, dataclasses.replace(workload, prompts=prompts, max_tokens=lengths)
+                )
+            )
+    timings = timings[1:]
+    middle = statistics.median(timing.seconds for timing in timings)
+    return {
+        "seconds": middle,
+        "output_tokens_per_s": timings[0].num_output_tokens / middle,
+        "repeats": [dataclasses.asdict(timing) for timing in timings],
+    }

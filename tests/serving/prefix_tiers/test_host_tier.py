@@ -1,0 +1,112 @@
+"""The host tier is a bounded map whose oldest blocks leave for the next tier."""
+
+from collections.abc import Iterable
+
+import pytest
+
+from jaxinfer.serving.prefix_tiers.host_tier import HostTier
+from jaxinfer.serving.prefix_tiers.tier_counts import TierCounts
+
+A, B, C, D = (letter.encode() for letter in "abcd")
+
+
+class Behind:
+    """A next tier that keeps everything."""
+
+    def __init__(self, kept: dict[bytes, bytes] | None = None) -> None:
+        self.kept = dict(kept or {})
+
+    def __contains__(self, key: bytes) -> bool:
+        return key in self.kept
+
+    def read(self, key: bytes) -> bytes | None:
+        return self.kept.get(key)
+
+    def wants(self, key: bytes) -> bool:
+        return key not in self.kept
+
+    def write(self, key: bytes, data: bytes | memoryview) -> None:
+        self.kept[key] = bytes(data)
+
+    def forget(self, keys: Iterable[bytes]) -> None:
+        for key in keys:
+            self.kept.pop(key, None)
+
+    def count(self, counts: TierCounts) -> None:
+        counts.disk_blocks = len(self.kept)
+
+    def close(self, leaving: Iterable[tuple[bytes, bytes | memoryview]]) -> None:
+        for key, data in leaving:
+            self.write(key, data)
+
+
+def test_the_least_recently_used_block_leaves():
+    tier = HostTier(2)
+    tier.put(A, b"1")
+    tier.put(B, b"2")
+    assert tier.take(A) == b"1"
+    tier.put(C, b"3")
+    assert [tier.take(key) for key in (A, B, C)] == [b"1", None, b"3"]
+    assert len(tier) == 2
+
+
+def test_what_leaves_goes_to_the_next_tier_and_comes_back_from_there():
+    behind = Behind()
+    tier = HostTier(1, behind)
+    tier.put(A, b"1")
+    tier.put(B, b"2")
+    assert behind.kept == {A: b"1"}
+    assert A in tier
+    assert not tier.holds(A)
+    assert tier.take(A) is None
+    assert tier.take_next(A) == b"1"
+    assert tier.holds(A)
+    assert behind.kept == {A: b"1", B: b"2"}
+
+
+def test_bytes_that_are_no_block_are_lost():
+    def unpack(data):
+        raise ValueError("too few")
+
+    tier = HostTier(1, Behind({A: b"1"}), unpack=unpack)
+    assert A in tier
+    assert tier.take_next(A) is None
+    assert tier.take_next(B) is None
+
+
+def test_forgotten_blocks_go_nowhere():
+    behind = Behind({D: b"4"})
+    tier = HostTier(2, behind)
+    tier.put(A, b"1")
+    tier.forget([A, D])
+    assert A not in tier
+    assert not behind.kept
+
+
+def test_a_cleared_tier_leaves_the_next_one_alone():
+    behind = Behind({D: b"4"})
+    tier = HostTier(1, behind)
+    tier.put(A, b"1")
+    tier.clear()
+    assert len(tier) == 0
+    assert D in tier
+    assert behind.kept == {D: b"4"}
+
+
+def test_what_is_there_at_the_end_goes_on_the_most_recently_used_first():
+    behind = Behind()
+    tier = HostTier(2, behind)
+    tier.put(A, b"1")
+    tier.put(B, b"2")
+    tier.close([(C, b"3")])
+    assert list(behind.kept.items()) == [(C, b"3"), (B, b"2"), (A, b"1")]
+    tier.close([(D, b"4")])
+    assert D not in behind
+
+
+@pytest.mark.parametrize("count", [1, 5])
+def test_it_never_holds_more_than_it_may(count):
+    tier = HostTier(count)
+    for i in range(20):
+        tier.put(bytes([i]), b"")
+        assert len(tier) <= count

@@ -1,0 +1,280 @@
+"""Answers are the same with and without tiers, and blocks do come back from host memory."""
+
+import threading
+import time
+import types
+
+import jax
+import numpy as np
+import pytest
+
+from jaxinfer import CapacityError, Capture
+from jaxinfer.serving.prefix_tiers.block_copies import CopyBack, TierCopies
+from jaxinfer.serving.programs.kinds.block_rows import BlockRowsKey
+from jaxinfer.serving.programs.program_set import all_programs
+from jaxinfer.serving.requests.request import RequestStatus
+from jaxinfer.serving.scheduler.prefix_index import PrefixIndex
+from jaxinfer.serving.scheduler.tiers.no_tiers import NoTiers
+from jaxinfer.testing import tiny_params
+from tests.serving.small_llm import (
+    CONFIG,
+    GREEDY,
+    greedy_reference,
+    ids,
+    small_llm,
+    small_params,
+)
+
+TIERS = {"kv_offloading_size": 0.01, "block_size": 8, "num_kv_blocks": 13}
+"""A cache of two conversations, and host memory for all of them."""
+
+
+def conversations(count=6, length=40, seed=0):
+    rng = np.random.default_rng(seed)
+    return [rng.integers(0, CONFIG.vocab_size, length).tolist() for _ in range(count)]
+
+
+def ask(llm, prompts, params=GREEDY):
+    """One after the other, so that each is evicted by those that follow."""
+    return [llm.generate([prompt], params, use_tqdm=False)[0] for prompt in prompts]
+
+
+def parts(llm):
+    return llm._loaded.replicas[0]
+
+
+def settle(llm):
+    """Wait until all copies to host memory have arrived."""
+    parts(llm).runner.transfers.settle()
+
+
+@pytest.fixture(scope="module")
+def llm():
+    with small_llm(**TIERS) as llm:
+        yield llm
+
+
+def test_conversations_come_back_from_host_memory_with_the_same_answers(llm):
+    prompts = conversations()
+    first = ask(llm, prompts)
+    settle(llm)
+    before = llm._loaded.engine.counts().tiers
+    again = ask(llm, prompts)
+    assert ids(again) == ids(first) == [greedy_reference(prompt, 6) for prompt in prompts]
+    assert [output.num_cached_tokens for output in first] == [0] * 6
+    assert [output.num_cached_tokens for output in again] == [32] * 6
+    after = llm._loaded.engine.counts().tiers
+    assert after.hit_tokens - before.hit_tokens >= 5 * 32
+    assert after.bytes_in > before.bytes_in
+    assert after.held_blocks > 0
+    parts(llm).scheduler.check_invariants()
+
+
+def test_all_at_once_they_are_fetched_in_turn(llm):
+    prompts = conversations(8, seed=1)
+    first = ask(llm, prompts)
+    settle(llm)
+    again = llm.generate(prompts, GREEDY, use_tqdm=False)
+    assert ids(again) == ids(first)
+    assert sum(output.num_cached_tokens for output in again) >= 5 * 32
+    parts(llm).scheduler.check_invariants()
+    assert parts(llm).runner.transfers._num_staged == 0
+
+
+def test_requests_that_share_a_beginning_get_their_own_ends(llm):
+    prompt, *others = conversations(5, seed=2)
+    forked = prompt[:32] + others[0][:20]
+    first = ask(llm, [prompt, forked, *others])
+    settle(llm)
+    again = llm.generate([prompt, forked, prompt], GREEDY, use_tqdm=False)
+    assert ids(again) == [ids(first)[i] for i in (0, 1, 0)]
+    assert all(output.num_cached_tokens >= 32 for output in again)
+
+
+def test_new_weights_find_nothing_old(llm):
+    prompts = conversations(seed=3)
+    old = ask(llm, prompts)
+    settle(llm)
+    llm.update_params(tiny_params(seed=5))
+    new = ask(llm, prompts)
+    assert [output.num_cached_tokens for output in new] == [0] * 6
+    with small_llm(params=tiny_params(seed=5), show_progress=False) as plain:
+        assert ids(new) == ids(ask(plain, prompts)) != ids(old)
+    settle(llm)
+    again = ask(llm, prompts)
+    assert [output.num_cached_tokens for output in again] == [32] * 6
+    assert ids(again) == ids(new)
+    llm.update_params(small_params())
+
+
+def test_a_reset_forgets_host_memory_too(llm):
+    prompts = conversations(seed=4)
+    ask(llm, prompts)
+    settle(llm)
+    llm.reset_prefix_cache()
+    assert llm._loaded.engine.counts().tiers.held_blocks == 0
+    assert [output.num_cached_tokens for output in ask(llm, prompts)] == [0] * 6
+
+
+def test_salts_share_nothing(llm):
+    prompts = conversations(3, seed=5)
+    ask(llm, [{"prompt_token_ids": prompt, "cache_salt": "a"} for prompt in prompts])
+    ask(llm, conversations(3, seed=6))
+    settle(llm)
+    other = ask(llm, [{"prompt_token_ids": prompt, "cache_salt": "b"} for prompt in prompts])
+    assert [output.num_cached_tokens for output in other] == [0] * 3
+    same = ask(llm, [{"prompt_token_ids": prompt, "cache_salt": "a"} for prompt in prompts])
+    assert [output.num_cached_tokens for output in same] == [32] * 3
+
+
+def test_an_engine_that_slept_computes_again(llm):
+    prompts = conversations(3, seed=7)
+    first = ask(llm, prompts)
+    llm.sleep()
+    llm.wake_up()
+    again = ask(llm, prompts)
+    assert ids(again) == ids(first)
+    assert [output.num_cached_tokens for output in again] == [0] * 3
+
+
+def test_aborts_while_blocks_come_leak_nothing(llm):
+    prompts = conversations(6, seed=8)
+    ask(llm, prompts)
+    settle(llm)
+    replica = parts(llm)
+    transfers, bring = replica.runner.transfers, replica.runner.transfers._bring
+    gate = threading.Event()
+    transfers._bring = lambda fetch: (gate.wait(10), bring(fetch))
+    outputs = []
+    reader = threading.Thread(target=lambda: outputs.extend(llm.generate([prompts[0]], GREEDY)))
+    reader.start()
+    try:
+        deadline = time.monotonic() + 20
+        while not any(r.status is RequestStatus.FETCHING for r in replica.scheduler.unfinished()):
+            assert time.monotonic() < deadline
+            time.sleep(0.001)
+        # Others are not held up.
+        assert ids(ask(llm, [[1, 2, 3]])) == [greedy_reference([1, 2, 3], 6)]
+        engine = replica.engine
+        llm._handle.driver.call(lambda: [engine.abort(key) for key in engine._requests.ids])
+        reader.join(20)
+    finally:
+        gate.set()
+        transfers._bring = bring
+    settle(llm)
+    assert outputs[0].outputs[0].finish_reason == "abort"
+    assert not replica.scheduler.has_unfinished
+    assert transfers._num_staged == 0
+    replica.scheduler.check_invariants()
+    assert replica.scheduler.pool.num_free_blocks == replica.scheduler.pool.num_usable_blocks
+
+
+def test_metrics_count_what_the_tiers_did(llm):
+    prompts = conversations(6, seed=9)
+    before = {(m.name, *m.labels.values()): m for m in llm.get_metrics()}
+    ask(llm, prompts)
+    settle(llm)
+    ask(llm, prompts)
+    after = {(m.name, *m.labels.values()): m for m in llm.get_metrics()}
+    for key in (
+        ("jaxinfer:external_prefix_cache_queries",),
+        ("jaxinfer:external_prefix_cache_hits",),
+        ("jaxinfer:prefix_tier_bytes", "host", "out"),
+        ("jaxinfer:prefix_tier_bytes", "host", "in"),
+    ):
+        assert after[key].value > before[key].value
+    assert after["jaxinfer:prefix_tier_blocks", "host"].value > 0
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"tensor_parallel_size": 2},
+        {"kv_cache_dtype": "int8"},
+        {"kv_cache_dtype": "fp8_e4m3"},
+        {"tensor_parallel_size": 2, "kv_cache_dtype": "int8"},
+        {"preemption_mode": "swap", "swap_space": 0.001},
+        {"enable_lora": True},
+        {"speculative_config": {"method": "ngram", "num_speculative_tokens": 2}},
+        {"data_parallel_size": 2},
+    ],
+    ids=str,
+)
+def test_every_kind_of_engine_gets_its_blocks_back(options):
+    prompts = conversations(5, seed=10)
+    with small_llm(**TIERS | options) as llm:
+        first = ask(llm, prompts * 2)
+        for replica in llm._loaded.replicas:
+            replica.runner.transfers.settle()
+        again = ask(llm, prompts * 2)
+        assert ids(again) == ids(first)
+        assert llm._loaded.engine.counts().tiers.hit_tokens > 0
+        assert sum(output.num_cached_tokens for output in again[5:]) >= 4 * 32
+        for replica in llm._loaded.replicas:
+            replica.scheduler.check_invariants()
+
+
+def test_captured_activations_come_back_with_their_blocks():
+    prompts = conversations(5, seed=12)
+    with small_llm(**TIERS, capture=Capture()) as llm:
+        turns = []
+        for _ in range(2):
+            turns.append([llm.generate([each], GREEDY, False, capture=True)[0] for each in prompts])
+            settle(llm)
+        for first, again in zip(*turns, strict=True):
+            assert (first.num_cached_tokens, again.num_cached_tokens) == (0, 32)
+            kept = [output.outputs[0].captured for output in (first, again)]
+            for layer, values in kept[0].items():
+                np.testing.assert_allclose(kept[1][layer], values, atol=1e-5)
+
+
+def test_blocks_travel_bit_by_bit():
+    with small_llm(**TIERS) as llm:
+        runner = parts(llm).runner
+        ask(llm, conversations(2, seed=11))
+        pages = [np.array(leaf) for leaf in jax.tree.leaves(runner.resident.kv)]
+        copies, transfers = runner.launcher._rows, runner.transfers
+        keys = [bytes([i]) for i in range(12)]
+        assert all(map(transfers.expect, keys))
+        out = TierCopies([(1 + i, key) for i, key in enumerate(keys)], [])
+        copies.copy_out(runner.resident.kv, out)
+        settle(llm)
+        fetch = transfers.fetch(keys)
+        while not fetch.is_done:
+            transfers.wait(0.01)
+        blocks = [12 - i for i in range(12)]  # in reverse
+        back = TierCopies([], [CopyBack(fetch, fetch.rows, blocks)])
+        kv = copies.copy_back(runner.resident.kv, back)
+        runner.launcher.resident = runner.resident._replace(kv=kv)
+        for leaf, old in zip(jax.tree.leaves(kv), pages, strict=True):
+            np.testing.assert_array_equal(np.asarray(leaf)[blocks], old[1:13])
+
+
+def test_an_engine_without_tiers_has_none():
+    with small_llm() as llm:
+        replica = parts(llm)
+        assert replica.runner.transfers is None
+        assert type(replica.scheduler.tiers) is NoTiers
+        assert type(replica.scheduler.pool.index) is PrefixIndex
+        assert not any(
+            isinstance(k, BlockRowsKey) for k in all_programs(replica.runner._buckets, swaps=True)
+        )
+        assert not any("tier" in metric.name for metric in llm.get_metrics())
+
+
+def test_more_than_the_host_has_is_refused_with_both_numbers(monkeypatch):
+    memory = types.SimpleNamespace(available=100 * 2**20)
+    monkeypatch.setattr("psutil.virtual_memory", lambda: memory)
+    message = r"^kv_offloading_size takes 0\.12 GiB .* 0\.10 GiB are available; lower kv_offloading"
+    with pytest.raises(CapacityError, match=message):
+        small_llm(**TIERS | {"kv_offloading_size": 0.125})
+
+
+def test_less_than_a_block_is_refused():
+    with pytest.raises(CapacityError, match="holds no KV block"):
+        small_llm(**TIERS | {"kv_offloading_size": 1e-6})
+
+
+def test_tiers_need_the_prefix_cache():
+    with pytest.raises(ValueError, match="set enable_prefix_caching"):
+        small_llm(**TIERS, enable_prefix_caching=False)
