@@ -80,8 +80,12 @@ def list_experts(
     return Listed(count[None], listed, jnp.pad(table, ((0, 0), (0, columns - T))))
 
 
-def supports(rows: int, gate: tuple[int, ...], dtype: jax.typing.DTypeLike) -> bool:
-    """Whether the kernels take so many rows and a gate ``[X, F, E]`` of this dtype."""
+def supports(rows: int, matrices: Sequence[jax.Array], dtype: jax.typing.DTypeLike) -> bool:
+    """Whether the kernels take so many rows, and gate, up and down of this dtype."""
+    return _fits(rows, matrices[0].shape, dtype)
+
+
+def _fits(rows: int, gate: tuple[int, ...], dtype: jax.typing.DTypeLike) -> bool:
     _, F, E = gate
     if not (are_whole(rows, [(F, E)], dtype) and are_whole(rows, [(E, F)], dtype)):
         return False
@@ -114,7 +118,7 @@ def gated(
         ValueError: `supports` says no.
     """
     (B, E), (_, F, _), S = x.shape, gate.shape, listed.experts.shape[0]
-    if not supports(B, gate.shape, x.dtype):
+    if not _fits(B, gate.shape, x.dtype):
         raise ValueError(f"experts of few rows do not take {x.dtype}{x.shape} and {gate.shape}")
     p = _gated_plan(B, F, E, eps)
     return plgpu.kernel(
@@ -292,7 +296,7 @@ def project_add(
         ValueError: `supports` says no.
     """
     (S, N, F), (_, E, _) = inner.shape, down.shape
-    if not supports(rows, (down.shape[0], F, E), inner.dtype):
+    if not _fits(rows, (down.shape[0], F, E), inner.dtype):
         raise ValueError(f"experts of few rows do not take {rows} rows and {down.shape}")
     p = _down_plan(rows, E, F, S)
     in_cluster, stages = p.splits > 1, p.config.stages  # of whole slices

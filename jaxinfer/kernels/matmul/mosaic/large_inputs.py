@@ -60,13 +60,13 @@ def _block(tiles, x, codes, scales):
     # All loads before the arithmetic, so that they are in flight together.
     loaded = [load_global(x.at[each], row_layout(_ROWS, GROUP)) for each in at]
     for values, (rows, columns) in zip(loaded, at, strict=True):
-        narrow, scale = _quantized(values.astype(jnp.float32))
+        narrow, scale = quantized(values.astype(jnp.float32))
         store_anyhow(codes.at[rows, columns], narrow)
         store_anyhow(scales.at[group, rows], scale)
 
 
-def _quantized(values: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Codes ``[_ROWS, GROUP]`` and scales of a group of some rows."""
+def quantized(values: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Codes ``[rows, GROUP]`` and scales ``[rows]`` of a group of some rows, in float32."""
     scale = jnp.maximum(values, -values).max(axis=1) * STEPS
     divisor = jnp.where(scale > 0, scale, jnp.ones_like(scale))
     divisor = jnp.where(scale < jnp.inf, divisor, jnp.full_like(scale, jnp.nan))
