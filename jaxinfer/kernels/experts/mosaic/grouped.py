@@ -124,14 +124,9 @@ class Problem:
         return REGISTERS.get(self.config.consumers)
 
     @property
-    def chunk(self) -> int:
-        """Elements of the contraction in a stage."""
-        return CHUNK
-
-    @property
     def steps(self) -> int:
         """Chunks of the contraction."""
-        return self.size // self.chunk
+        return self.size // CHUNK
 
     @property
     def features(self) -> int:
@@ -243,7 +238,7 @@ def _block(p: Problem, count, experts, firsts, ends, x, *refs, ring, o_smem):
         if p.registers is not None:
             plgpu.set_max_registers(p.registers[1], action="decrease")
         on_warps(
-            lambda: stream_weights(walk, weights, ring),
+            lambda: _stream_weights(walk, weights, ring),
             lambda: _stream_rows(walk, x, ring),
         )
 
@@ -256,9 +251,9 @@ def _block(p: Problem, count, experts, firsts, ends, x, *refs, ring, o_smem):
 
 
 def stream(
-    walk: Walk, ring: Any, copier: Callable[[Scalar, Scalar], Callable[[Scalar, Any], None]]
+    walk: Walk, ring: Any, copier: Callable[[Scalar, Scalar], Callable[[Scalar, Scalar], None]]
 ) -> None:
-    """Producer warp: `copier(tile, feature)(slot, columns)` for every chunk, in a free stage."""
+    """Producer warp: `copier(tile, feature)(slot, chunk)` for every chunk, in a free stage."""
     p = walk.p
 
     def tile(index: Scalar, tile: Scalar, feature: Scalar) -> None:
@@ -268,21 +263,21 @@ def stream(
             step = index * p.steps + chunk
             slot = lax.rem(step, jnp.int32(p.config.stages))
             pl.when(step >= p.config.stages)(lambda: plgpu.barrier_wait(ring.free.at[slot]))
-            copy(slot, pl.ds(chunk * p.chunk, p.chunk))
+            copy(slot, chunk)
 
         lax.fori_loop(0, p.steps, one, None)
 
     walk.each(tile)
 
 
-def stream_weights(walk: Walk, weights: Sequence[Ref], ring: Any) -> None:
-    """Producer warp: each tile's features of all matrices, one after the other."""
+def _stream_weights(walk: Walk, weights: tuple[Ref, ...], ring: Stages) -> None:
     p = walk.p
 
     def copier(tile, feature):
         expert = walk.tiles.experts[tile]
 
-        def copy(slot, columns):
+        def copy(slot, chunk):
+            columns = pl.ds(chunk * CHUNK, CHUNK)
             for matrix, weight in enumerate(weights):
                 plgpu.copy_gmem_to_smem(
                     weight.at[expert, pl.ds(feature, p.features), columns],
@@ -302,7 +297,8 @@ def _stream_rows(walk: Walk, x: Ref, ring: Stages) -> None:
         del feature
         rows = pl.ds(walk.tiles.firsts[tile] * ALIGNMENT, p.config.rows)
 
-        def copy(slot, columns):
+        def copy(slot, chunk):
+            columns = pl.ds(chunk * CHUNK, CHUNK)
             plgpu.copy_gmem_to_smem(
                 x.at[rows, columns],
                 ring.x.at[slot],

@@ -70,6 +70,6 @@ def _block(rows, places, codes, scales):
 
         @pl.when(place < codes.shape[0])
         def _store(place=place):
-            for (narrow, scale), piece in zip(made, pieces, strict=True):
+            for ((narrow,), scale), piece in zip(made, pieces, strict=True):
                 store_anyhow(codes.at[place, piece], narrow)
                 store_anyhow(scales.at[piece, place], scale)
