@@ -27,9 +27,7 @@ def codes(seed, experts, outputs, inputs):
     rng = np.random.default_rng(seed)
     weight = rng.standard_normal((experts, outputs, inputs), np.float32) * 60
     scale = rng.uniform(0.5, 2, (experts, outputs // 128, inputs // 128)) / (60 * inputs**0.5)
-    return QuantizedExperts(
-        jnp.asarray(weight).astype(fp8.FP8), jnp.asarray(scale, jnp.float32)
-    )
+    return QuantizedExperts(jnp.asarray(weight).astype(fp8.FP8), jnp.asarray(scale, jnp.float32))
 
 
 def plain(experts):

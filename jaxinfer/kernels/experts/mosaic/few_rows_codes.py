@@ -56,9 +56,7 @@ _OPERAND = swizzled(GROUP, FP8.itemsize)
 _EXPERTS = 32  # whose scales a warp's threads load at once
 
 
-def supports(
-    rows: int, matrices: Sequence[QuantizedExperts], dtype: jax.typing.DTypeLike
-) -> bool:
+def supports(rows: int, matrices: Sequence[QuantizedExperts], dtype: jax.typing.DTypeLike) -> bool:
     """Whether the kernels take so many rows of a dtype, and gate, up and down of these sizes."""
     X, F, E = matrices[0].shape
     whole = are_of_blocks(matrices) and X % _EXPERTS == 0
@@ -329,7 +327,8 @@ def _down_block(p, count, experts, weights, inner, down, scale, *refs, w_smem, h
             accumulator = plgpu.ACC((TILE, p.columns), jnp.float32)
             parts = pl.run_scoped(products, *[accumulator] * p.chunks)
             scaled = [
-                part * spread(plgpu.load(of_rows.at[stage, group], layout=COLUMN, optimized=False), part)
+                part
+                * spread(plgpu.load(of_rows.at[stage, group], layout=COLUMN, optimized=False), part)
                 for group, part in enumerate(parts)
             ]
             pl.when(index + stages < num_listed)(lambda: plgpu.barrier_arrive(free.at[stage]))

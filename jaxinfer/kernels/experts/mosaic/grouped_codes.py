@@ -6,8 +6,8 @@ registers: Hopper's own sums of float8 keep some 14 bits. One warpgroup scales w
 products run.
 
 A tile has 128 features, a block of weights. Of gate and up it is computed in halves, so that
-registers hold the sums of both; when the second half is done, a consumer has all features that share
-a scale, and `gated` returns codes, too.
+registers hold the sums of both; when the second half is done, a consumer has all features that
+share a scale, and `gated` returns codes, too.
 """
 
 from __future__ import annotations

@@ -66,7 +66,7 @@ def _block(tiles, x, codes, scales):
 
 
 def quantized(*parts: jax.Array) -> tuple[list[jax.Array], jax.Array]:
-    """Codes of a group's columns ``[rows, n]``, part by part in float32, and its scales ``[rows]``."""
+    """Codes of a group, given in float32 as parts ``[rows, n]`` of it, and scales ``[rows]``."""
     largest = functools.reduce(jnp.maximum, [jnp.maximum(x, -x).max(axis=1) for x in parts])
     scale = largest * STEPS
     divisor = jnp.where(scale > 0, scale, jnp.ones_like(scale))
