@@ -16,6 +16,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from jaxinfer.kernels.attention import op as attention
 from jaxinfer.kernels.attention.pages import Pages
 from jaxinfer.kernels.attention.shared_prefix import SharedPrefixes, rows_in_item
+from jaxinfer.kernels.experts.codes import QuantizedExperts
 from jaxinfer.kernels.experts.op import Routed, mix
 from jaxinfer.kernels.implementations import Op, module_of
 from jaxinfer.kernels.matmul.quantized import QuantizedLinear
@@ -280,8 +281,10 @@ def _experts() -> Iterator[Launch]:
     norm, choose = _draw(5, _E), module_of("mosaic", "experts").choose
     matrices = (_draw(6, X, F, _E), _draw(7, X, F, _E), _draw(8, X, _E, F))
     matrices = tuple(each * each.shape[-1] ** -0.5 for each in matrices)
+    form = Quantization.scheme("fp8")
+    codes = tuple(QuantizedExperts(**quantize_weight(each, form)) for each in matrices)
 
-    def mixed(kernels: Kernels, x: jax.Array, logits: jax.Array, *matrices: jax.Array) -> jax.Array:
+    def mixed(kernels: Kernels, x: jax.Array, logits: jax.Array, *matrices: Any) -> jax.Array:
         chosen, weights = choose.choose(logits, k, normalize=True)
         hidden, rows = rms_norm(x, norm, _EPS), len(x)
         routed = Routed(x, hidden, chosen.T, weights[:, :rows].T, weights)
@@ -290,12 +293,13 @@ def _experts() -> Iterator[Launch]:
         return mix(routed, norm, matrices, **options, lacks_some=True)
 
     for T in (1, 8, 64, 200, 4096):
-        yield Launch(
-            f"{T} rows",
-            functools.partial(mixed, Kernels("mosaic")),
-            functools.partial(mixed, XLA),
-            (_draw(T, T, _E), _draw(9, T, X), *matrices),
-        )
+        for of, given in (("", matrices), (" of codes", codes)):
+            yield Launch(
+                f"{T} rows{of}",
+                functools.partial(mixed, Kernels("mosaic")),
+                functools.partial(mixed, XLA),
+                (_draw(T, T, _E), _draw(9, T, X), *given),
+            )
 
     def expected(logits: jax.Array) -> Any:
         likely, chosen = jax.lax.top_k(jax.nn.softmax(logits.astype(jnp.float32), axis=-1), k)
