@@ -164,7 +164,7 @@ def test_other_files_are_refused_before_memory_is_taken(
 
 def test_a_scale_of_zero_is_found(params, tmp_path):
     write(tmp_path, params, {f"{UP}.weight_scale_inv": np.zeros((2, 1), jnp.bfloat16)})
-    with pytest.raises(ModelLoadError, match="up_proj.* holds scales that are zero or not finite"):
+    with pytest.raises(ModelLoadError, match=r"up_proj.* holds scales that are zero or"):
         load(tmp_path)
 
 
@@ -188,7 +188,7 @@ def test_other_forms_are_refused(scheme):
 def test_experts_that_blocks_cut_are_refused():
     experts = dataclasses.replace(PLAIN.experts, intermediate_size=64)
     narrow = dataclasses.replace(PLAIN, experts=experts)
-    with pytest.raises(ValueError, match="experts.gate_proj: its 64 outputs are no multiple of bl"):
+    with pytest.raises(ValueError, match=r"experts\.gate_proj: its 64 outputs are no"):
         with_scheme(narrow, "fp8")
 
 
