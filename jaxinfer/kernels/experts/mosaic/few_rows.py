@@ -80,7 +80,7 @@ def list_experts(
     return Listed(count[None], listed, jnp.pad(table, ((0, 0), (0, columns - T))))
 
 
-def supports(rows: int, matrices: Sequence[jax.Array], dtype: jax.typing.DTypeLike) -> bool:
+def supports(rows: int, matrices: Sequence[Any], dtype: jax.typing.DTypeLike) -> bool:
     """Whether the kernels take so many rows, and gate, up and down of this dtype."""
     return _fits(rows, matrices[0].shape, dtype)
 

@@ -142,6 +142,13 @@ class _CodesProblem(Problem):
         return lax.div(step, jnp.int32(self.groups)), lax.rem(step, jnp.int32(self.groups))
 
 
+@dataclasses.dataclass(frozen=True)
+class _CodesWalk(Walk):
+    """The tiles of one block of a launch of codes."""
+
+    p: _CodesProblem
+
+
 class _Stages(NamedTuple):
     """Groups of the contraction in shared memory, and their barriers."""
 
@@ -207,7 +214,7 @@ def _launch(p: _CodesProblem) -> Callable[..., tuple[jax.Array, ...]]:
 
 def _block(p, count, experts, firsts, ends, x, scale, *refs, ring, own):
     arrays, out = refs[: 2 * p.matrices], refs[2 * p.matrices :]
-    walk = Walk(p, Tiles(count, experts, firsts, ends))
+    walk = _CodesWalk(p, Tiles(count, experts, firsts, ends))
     consumer = lax.axis_index("warpgroup")
 
     @pl.when(consumer == p.config.consumers)
@@ -228,7 +235,7 @@ def _block(p, count, experts, firsts, ends, x, scale, *refs, ring, own):
         plgpu.wait_smem_to_gmem(0)
 
 
-def _stream_weights(walk: Walk, weights: Sequence[Ref], ring: _Stages) -> None:
+def _stream_weights(walk: _CodesWalk, weights: Sequence[Ref], ring: _Stages) -> None:
     p, size = walk.p, GROUP // walk.p.matrices
 
     def copier(tile, feature):
@@ -249,7 +256,7 @@ def _stream_weights(walk: Walk, weights: Sequence[Ref], ring: _Stages) -> None:
     stream(walk, ring, copier)
 
 
-def _stream_rows(walk: Walk, x: Ref, scale: Ref, ring: _Stages) -> None:
+def _stream_rows(walk: _CodesWalk, x: Ref, scale: Ref, ring: _Stages) -> None:
     p = walk.p
 
     def copier(tile, feature):
