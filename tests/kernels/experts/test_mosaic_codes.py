@@ -10,7 +10,7 @@ import pytest
 from jaxinfer.kernels import fp8
 from jaxinfer.kernels.experts.codes import QuantizedExperts
 from jaxinfer.kernels.experts.groups import group
-from jaxinfer.kernels.experts.mosaic import few_rows_codes, grouped_codes, spread_codes
+from jaxinfer.kernels.experts.mosaic import few_rows_codes, grouped, grouped_codes, spread_codes
 from jaxinfer.kernels.experts.mosaic.few_rows import list_experts
 from tests.kernels.experts.interpreted import interpret
 
@@ -133,6 +133,8 @@ def test_groups_match_fp64(T, X, E, F):
 @pytest.fixture
 def interpreted(monkeypatch):
     interpret(monkeypatch)
+    for module in (few_rows_codes, grouped):  # Each block takes the interpreter long.
+        monkeypatch.setattr(module, "MULTIPROCESSORS", 2)
 
 
 @pytest.mark.usefixtures("interpreted")

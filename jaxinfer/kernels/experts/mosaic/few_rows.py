@@ -151,7 +151,7 @@ def _gated_plan(B: int, F: int, E: int, eps: float) -> Plan:
 
 def _gated_block(p: Plan, count, experts, x, norm, gate, up, out, *, w_smem, x_smem, o_smem,
                  filled, free, squares):  # fmt: skip
-    walk = Walk(p, count, experts)
+    walk = Walk.begin(p, count, experts)
 
     @pl.when(lax.axis_index("warpgroup") == 1)
     def _produce():
@@ -164,9 +164,11 @@ def _gated_block(p: Plan, count, experts, x, norm, gate, up, out, *, w_smem, x_s
         square = plgpu.load(squares, layout=COLUMN, optimized=False)
         scale = lax.rsqrt(square / p.size + p.eps)
 
+        left = walk.unfilled
+
         def tile(index, _):
             slot, feature = walk.place(index)
-            sums = _multiply(p, index, walk.unfilled, ring)
+            sums = _multiply(p, index, left, ring)
             write_gated(p, sums, scale, o_smem, out.at[slot, :, pl.ds(feature, TILE)])
 
         lax.fori_loop(0, walk.own, tile, None)
@@ -178,19 +180,24 @@ class Walk:
 
     Attributes:
         plan: of the product.
-        count: reference of `Listed.total`.
         experts: reference of `Listed.experts`.
+        block: number of the block.
+        blocks: how many there are.
+        own: tiles of this one.
     """
 
     plan: Plan
-    count: Any
     experts: Any
+    block: Scalar
+    blocks: Scalar | int
+    own: Scalar
 
-    @property
-    def own(self) -> Scalar:
-        """How many there are."""
+    @classmethod
+    def begin(cls, plan: Plan, count: Any, experts: Any) -> Walk:
+        """The tiles of the block that calls it, with references of a `Listed`."""
         block, blocks = lax.axis_index("block"), lax.axis_size("block")
-        return (self.count[0] * self.plan.tiles - block + blocks - 1) // blocks
+        num_tiles = count[0] * plan.tiles
+        return cls(plan, experts, block, blocks, (num_tiles - block + blocks - 1) // blocks)
 
     @property
     def unfilled(self) -> Scalar:
@@ -199,9 +206,8 @@ class Walk:
 
     def place(self, index: Scalar) -> tuple[Scalar, Scalar]:
         """Of a tile: which of the listed, and the first feature."""
-        number = lax.axis_index("block") + index * lax.axis_size("block")
-        tiles = jnp.int32(self.plan.tiles)
-        return lax.div(number, tiles), lax.rem(number, tiles) * TILE
+        number, tiles = self.block + index * self.blocks, self.plan.tiles
+        return lax.div(number, jnp.int32(tiles)), lax.rem(number, jnp.int32(tiles)) * TILE
 
     def stream(self, weights: Sequence[Any], w_smem: Any, filled: Any, free: Any) -> None:
         """Producer warp: keeps the ring full, of chunks of all tiles in turn."""

@@ -132,7 +132,7 @@ class _CodesRing(Ring):
 
 def _gated_block(p, count, experts, x, norm, gate, gate_scale, up, up_scale, out, *, w_smem,
                  x_smem, scales, o_smem, filled, free, squares):  # fmt: skip
-    walk = Walk(p, count, experts)
+    walk = Walk.begin(p, count, experts)
 
     @pl.when(lax.axis_index("warpgroup") == 1)
     def _produce():
@@ -145,18 +145,24 @@ def _gated_block(p, count, experts, x, norm, gate, gate_scale, up, up_scale, out
         square = plgpu.load(squares, layout=COLUMN, optimized=False)
         scale = lax.rsqrt(square / p.size + p.eps)
 
+        left = walk.unfilled
+
         def tile(index, _):
             slot, feature = walk.place(index)
-            sums = _multiply(walk, index, (gate_scale, up_scale), ring)
+            sums = _multiply(walk, index, left, (gate_scale, up_scale), ring)
             write_gated(p, sums, scale, o_smem, out.at[slot, :, pl.ds(feature, TILE)])
 
         lax.fori_loop(0, walk.own, tile, None)
 
 
 def _multiply(
-    walk: Walk, index: Scalar, of_blocks: Sequence[Ref], ring: _CodesRing
+    walk: Walk, index: Scalar, left: Scalar, of_blocks: Sequence[Ref], ring: _CodesRing
 ) -> list[jax.Array]:
-    """A tile's sums ``[TILE, N]`` of gate and of up over the whole contraction."""
+    """A tile's sums ``[TILE, N]`` of gate and of up over the whole contraction.
+
+    Args:
+        left: the chunk from which on no stage is filled again.
+    """
     p = walk.plan
     slot, feature = walk.place(index)
     expert, block = walk.experts[slot], feature // GROUP
@@ -178,7 +184,7 @@ def _multiply(
             return [total[...] for total in totals]
 
         parts = pl.run_scoped(products, *[plgpu.ACC((TILE, p.columns), jnp.float32)] * 2)
-        pl.when(step < walk.unfilled)(lambda: plgpu.barrier_arrive(ring.free.at[stage]))
+        pl.when(step < left)(lambda: plgpu.barrier_arrive(ring.free.at[stage]))
         of_rows = plgpu.load(ring.scales.at[chunk], layout=COLUMN, optimized=False)
         sums = [
             total + part * spread(of_rows * of_block, part)
