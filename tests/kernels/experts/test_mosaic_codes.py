@@ -11,7 +11,7 @@ from jaxinfer.kernels import fp8
 from jaxinfer.kernels.experts.codes import QuantizedExperts
 from jaxinfer.kernels.experts.groups import group
 from jaxinfer.kernels.experts.mosaic import few_rows_codes, grouped, grouped_codes, spread_codes
-from jaxinfer.kernels.experts.mosaic.few_rows import list_experts
+from jaxinfer.kernels.experts.mosaic.few_rows import Listed, list_experts
 from tests.kernels.experts.interpreted import interpret
 
 EPS = 1e-6
@@ -107,7 +107,7 @@ def check_grouped(T, X, E, F, k, rows=None):
                 np.asarray(hidden, np.float64)[token][None], *(m[expert] for m in matrices[:2])
             )
             made = _wide(inner, place)
-            _near(made, rounded(product)[0], 0.02)
+            _near(made, rounded(product)[0], 0.06)  # Some of 128 become the next float8.
             _near(found[place], made @ matrices[2][expert].T, 0.005)
 
 
@@ -117,14 +117,31 @@ def _wide(rows, place):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("B", [1, 2, 4, 8, 16])
+@pytest.mark.parametrize("B", [1, 2, 4, 8])
 @pytest.mark.parametrize(("X", "E", "F"), [(32, 512, 128), (64, 512, 384), (32, 2048, 768)])
 def test_few_rows_match_fp64(B, X, E, F):
     check_few_rows(B, X, E, F, 4)
 
 
+def test_more_than_8_rows_are_for_groups():
+    def matrix(outputs, inputs):
+        scale = np.zeros((32, outputs // 128, inputs // 128), np.float32)
+        return QuantizedExperts(np.zeros((32, outputs, inputs), fp8.FP8), scale)
+
+    gate, down = matrix(128, 512), matrix(512, 128)
+    assert few_rows_codes.supports(8, (gate, gate, down), jnp.bfloat16)
+    assert not few_rows_codes.supports(16, (gate, gate, down), jnp.bfloat16)
+    assert grouped_codes.supports(jnp.bfloat16, (gate, gate, down))
+    x, inner = np.zeros((16, 512)), np.zeros((2, 16, 128))
+    listed = Listed(np.zeros(1), np.zeros(2), np.zeros((2, 16)))
+    with pytest.raises(ValueError, match="take 8 rows, not 16"):
+        few_rows_codes.gated(x, x[0], gate, gate, listed, eps=EPS)
+    with pytest.raises(ValueError, match="take 8 rows, not 16"):
+        few_rows_codes.project_add(inner, down, listed, 16)
+
+
 @pytest.mark.gpu
-@pytest.mark.parametrize("T", [17, 64, 256, 1024])
+@pytest.mark.parametrize("T", [16, 64, 256, 1024])
 @pytest.mark.parametrize(("X", "E", "F"), [(32, 512, 128), (64, 512, 384), (32, 2048, 768)])
 def test_groups_match_fp64(T, X, E, F):
     check_grouped(T, X, E, F, 4)

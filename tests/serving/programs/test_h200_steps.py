@@ -396,7 +396,7 @@ _30B = dataclasses.replace(shape_config("30b-a3b"), num_hidden_layers=3)
     [
         (1, {"choose_experts": 1, "few_rows_codes_gated": 1, "few_rows_codes_down": 1}),
         (8, {"list_experts": 1, "few_rows_codes_gated": 1, "few_rows_codes_down": 1}),
-        (64, {"group_rows": 1, "spread_codes": 1, "experts_codes_gated": 1}),
+        (16, {"group_rows": 1, "spread_codes": 1, "experts_codes_gated": 1}),
         (256, {"spread_codes": 1, "experts_codes_gated": 1, "experts_codes_project": 1}),
     ],
 )

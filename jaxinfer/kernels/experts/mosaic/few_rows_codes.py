@@ -1,7 +1,8 @@
-"""Experts of 1 to 16 rows whose matrices are blocks of float8_e4m3fn: half the bytes to read.
+"""Experts of 1 to 8 rows whose matrices are blocks of float8_e4m3fn: half the bytes to read.
 
 What `few_rows.py` does for experts in bfloat16, by codes times codes: activations are quantized in
 the kernels, by groups of 128 inputs, and the sums of each group are scaled and added up in float32.
+More rows are for `grouped_codes.py`.
 
 * `gated` keeps all rows as codes.
 * `project_add` has a third warpgroup, which quantizes what comes in of `gated`'s result while
@@ -54,12 +55,13 @@ from jaxinfer.kernels.mosaic.rows import load_global, row_layout, store_anyhow
 
 _OPERAND = swizzled(GROUP, FP8.itemsize)
 _EXPERTS = 32  # whose scales a warp's threads load at once
+_MOST_ROWS = 8  # of 16 `project_add` mixed up rows on H200s
 
 
 def supports(rows: int, matrices: Sequence[QuantizedExperts], dtype: jax.typing.DTypeLike) -> bool:
     """Whether the kernels take so many rows of a dtype, and gate, up and down of these sizes."""
     X, F, E = matrices[0].shape
-    whole = are_of_blocks(matrices) and X % _EXPERTS == 0
+    whole = rows <= _MOST_ROWS and are_of_blocks(matrices) and X % _EXPERTS == 0
     if not (whole and are_whole(rows, [(F, E)], dtype) and are_whole(rows, [(E, F)], dtype)):
         return False
     stages = _gated_plan(rows, F, E, 0.0).stages
@@ -80,14 +82,18 @@ def gated(
     Rows behind B hold anything, and so do experts behind the list.
 
     Args:
-        x: 1, 2, 4, 8 or 16 rows in bfloat16.
+        x: 1, 2, 4 or 8 rows in bfloat16.
         norm: weight of the RMSNorm.
         gate: of every expert; F and E multiples of 128.
         up: likewise.
         listed: S experts at most.
         eps: of the norm.
+
+    Raises:
+        ValueError: more rows.
     """
     (B, E), (_, F, _), S = x.shape, gate.shape, listed.experts.shape[0]
+    _check_rows(B)
     p = _gated_plan(B, F, E, eps)
     return plgpu.kernel(
         functools.partial(_gated_block, p),
@@ -108,6 +114,11 @@ def gated(
         compiler_params=WITHOUT_BARRIERS,
         kernel_name="few_rows_codes_gated",
     )(listed.total, listed.experts, x, norm, gate.weight, gate.scale, up.weight, up.scale)
+
+
+def _check_rows(rows: int) -> None:
+    if rows > _MOST_ROWS:
+        raise ValueError(f"experts of few rows as codes take {_MOST_ROWS} rows, not {rows}")
 
 
 def _gated_plan(B: int, F: int, E: int, eps: float) -> Plan:
@@ -212,8 +223,12 @@ def project_add(
         listed: as for `gated`.
         rows: B, of `inner`'s N.
         residual: is added to the rounded sum, which is rounded again.
+
+    Raises:
+        ValueError: more than 8 rows.
     """
     (_, N, F), (X, E, _) = inner.shape, down.shape
+    _check_rows(rows)
     p = _down_plan(rows, X, E, F)
     stages, groups, in_cluster = p.config.stages, p.chunks, p.splits > 1
     scratch: dict[str, Any] = {
