@@ -132,8 +132,8 @@ def test_more_than_8_rows_are_for_groups():
     assert few_rows_codes.supports(8, (gate, gate, down), jnp.bfloat16)
     assert not few_rows_codes.supports(16, (gate, gate, down), jnp.bfloat16)
     assert grouped_codes.supports(jnp.bfloat16, (gate, gate, down))
-    x, inner = np.zeros((16, 512)), np.zeros((2, 16, 128))
-    listed = Listed(np.zeros(1), np.zeros(2), np.zeros((2, 16)))
+    x, inner = jnp.zeros((16, 512), jnp.bfloat16), jnp.zeros((2, 16, 128), jnp.bfloat16)
+    listed = Listed(*(jnp.zeros(2, jnp.int32),) * 3)
     with pytest.raises(ValueError, match="take 8 rows, not 16"):
         few_rows_codes.gated(x, x[0], gate, gate, listed, eps=EPS)
     with pytest.raises(ValueError, match="take 8 rows, not 16"):
