@@ -10,8 +10,10 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from jaxinfer.config import EngineConfig
+from jaxinfer.kernels.fp8 import FP8, saturated
 from jaxinfer.model.architecture import abstract_params
 from jaxinfer.model.config import ModelConfig
+from jaxinfer.model.quantized.quantization import SCALE, with_scheme
 from jaxinfer.model.sharding import make_mesh
 from jaxinfer.planning.named_shapes import shape_config
 from jaxinfer.serving.replicas.meshes import make_replica_mesh
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
     from jaxinfer import LLM
 
 _STDDEV = 0.02
+_CODES_STDDEV = 64
 
 
 def build_engine(model_shape: str | None, arguments: dict[str, Any]) -> "LLM":
@@ -33,22 +36,30 @@ def build_engine(model_shape: str | None, arguments: dict[str, Any]) -> "LLM":
 
     if model_shape is None:
         return LLM(**arguments)
-    return LLM(**random_weights(model_shape, arguments), **arguments)
+    return LLM(**{**arguments, **random_weights(model_shape, arguments)})
 
 
 def random_weights(model_shape: str, arguments: dict[str, Any]) -> dict[str, Any]:
-    """The arguments of `LLM` for a model of random weights: params, config and mesh."""
+    """The arguments of `LLM` for a model of random weights: params, config and mesh.
+
+    Experts in `fp8` are made as codes, with no plain ones before: then no `quantization` is left to
+    do.
+    """
     settings = EngineConfig(**arguments)
-    config = shape_config(model_shape)
+    config, done = shape_config(model_shape), {}
+    if config.experts is not None and settings.quantization is not None:
+        config, done = with_scheme(config, settings.quantization), {"quantization": None}
     # On a CPU, speed is measured in float32, the dtype served there.
     dtype = settings.resolve_dtype(config.dtype, jax.default_backend())
     replicas, devices_each = settings.data_parallel_size, settings.tensor_parallel_size
     mesh = make_mesh(devices_each) if replicas == 1 else make_replica_mesh(replicas, devices_each)
-    return {"params": random_params(config, dtype, mesh), "config": config, "mesh": mesh}
+    return {"params": random_params(config, dtype, mesh), "config": config, "mesh": mesh, **done}
 
 
 def random_params(config: ModelConfig, dtype: str, mesh: Mesh, seed: int = 0) -> dict[str, Any]:
     """Parameters sharded as the engine's: normal matrices of deviation 0.02, norms 1, biases 0.
+
+    Weights in float8_e4m3fn are codes of deviation 64 with scales that make 0.02 of it.
 
     Each leaf is its own small program, compiled once per shape: a single one for a whole model
     takes longer to compile than the benchmark to run, and holds float32 temporaries of it all.
@@ -61,6 +72,8 @@ def random_params(config: ModelConfig, dtype: str, mesh: Mesh, seed: int = 0) ->
 
 
 def _leaf(path: tuple[Any, ...], leaf: jax.ShapeDtypeStruct, key: jax.Array) -> jax.Array:
+    if path[-1].key == SCALE:
+        return jnp.full(leaf.shape, _STDDEV / _CODES_STDDEV, leaf.dtype, device=leaf.sharding)
     if len(leaf.shape) > 1:
         return _NORMAL(key, leaf.shape, leaf.dtype, leaf.sharding)
     fill = 0 if path[-1].key.endswith("_bias") else 1
@@ -68,6 +81,9 @@ def _leaf(path: tuple[Any, ...], leaf: jax.ShapeDtypeStruct, key: jax.Array) -> 
 
 
 def _normal(key: jax.Array, shape: tuple[int, ...], dtype: Any, sharding: Any) -> jax.Array:
+    if dtype == FP8:
+        codes = _CODES_STDDEV * jax.random.normal(key, shape, jnp.bfloat16)
+        return jax.lax.with_sharding_constraint(saturated(codes).astype(dtype), sharding)
     values = _STDDEV * jax.random.normal(key, shape, dtype)
     return jax.lax.with_sharding_constraint(values, sharding)
 

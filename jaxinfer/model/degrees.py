@@ -47,7 +47,7 @@ def indivisible(config: Any, num_devices: int, num_groups: int = 1) -> list[str]
     if heads % num_devices and num_devices % heads:
         problems.append(f"num_key_value_heads ({heads})")
     # Blocks are asked of sizes that divide.
-    return problems or indivisible_blocks(config, num_devices)
+    return problems or indivisible_blocks(config, num_devices, num_groups)
 
 
 def degrees(config: Any, num_devices: int, num_groups: int) -> list[int]:

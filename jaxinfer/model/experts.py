@@ -7,6 +7,7 @@ from jaxinfer.model.field_checks import flag, whole_number
 
 MOST_EXPERTS = 4096
 _LARGEST_WIDTH = 2**20
+_FORM = ("fp8", (128, 128), "group")
 
 
 @dataclass(frozen=True)
@@ -45,12 +46,15 @@ class Experts:
         """Check that a `ModelConfig` can have these experts.
 
         Raises:
-            ValueError: its weights are quantized, or it has fewer layers.
+            ValueError: its weights are quantized in another form than `fp8`, or it has fewer
+                layers.
         """
-        if config.quantization is not None:
+        form = config.quantization
+        if form is not None and (form.codes, form.block, form.inputs) != _FORM:
             raise ValueError(
-                "models with experts take plain weights alone, none that are quantized: leave out "
-                "quantization, or take a checkpoint in bfloat16"
+                "models with experts take plain weights, or fp8 in blocks of 128 by 128 with "
+                'dynamic inputs: give quantization="fp8" beside a checkpoint in bfloat16, or take '
+                "one in that form"
             )
         for layer in self.dense_layers:
             whole_number("dense_layers", layer, 0, config.num_hidden_layers - 1)

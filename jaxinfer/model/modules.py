@@ -181,7 +181,7 @@ def _described(
         whole = _Leaf(leaf.shape, leaf.dtype, leaf.logical_axes)
         if config.quantization is None or not config.quantization.takes(path):
             return describe(whole)
-        axes = {0: whole.axes[0], 1: whole.axes[1], None: _WHOLE}
+        axes = {**dict(enumerate(whole.axes)), None: _WHOLE}
         return {
             name: describe(
                 _Leaf(each.shape, jnp.dtype(each.dtype), tuple(axes[i] for i in each.axes))

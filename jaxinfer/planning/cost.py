@@ -105,7 +105,7 @@ def model_cost(
         layer_flops_per_token=2 * (outside_experts + shape.experts_per_token * experts),
         head_flops_per_token=2 * head,
         attention_flops_per_pair=4 * L * shape.q_size // N,
-        expert_bytes=experts * num_groups * bytes_per_value,
+        expert_bytes=shape.expert_bytes(bytes_per_value) * num_groups // N,
         num_experts=shape.num_experts,
         experts_per_token=shape.experts_per_token,
         num_groups=num_groups,

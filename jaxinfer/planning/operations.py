@@ -91,14 +91,15 @@ def weight_bytes_per_device(
     split = _embedding(shape, 1).parameters
     split += 0 if shape.num_classes else _head(shape, 1).parameters
     split += L * 2 * E * shape.q_size + shape.num_dense_layers * shape.mlp_weights
-    split += shape.num_expert_layers * (shape.num_experts + num_redundant) * shape.expert_weights
     whole += shape.num_expert_layers * E * shape.num_experts
     keys_and_values = 2 * L * E * shape.kv_size
     split += L * (shape.bias_size("q_proj", "gate_proj", "up_proj") + wide * shape.q_size)
     keys_and_values += L * (shape.bias_size("k_proj", "v_proj") + wide * shape.kv_size)
     kv_split = N if shape.num_key_value_heads % N == 0 else 1
-    plain = (whole + split // N + keys_and_values // kv_split) * BYTES_OF[dtype]
-    return plain - shape.bytes_saved(BYTES_OF[dtype], N)
+    size, num_experts = BYTES_OF[dtype], shape.num_experts + num_redundant
+    plain = (whole + split // N + keys_and_values // kv_split) * size
+    experts = num_experts * shape.expert_bytes(size) // N
+    return plain - shape.bytes_saved(size, N) + experts
 
 
 def _weights(name: str, parameters: int, size: int, formula: str, saved: int = 0) -> Operation:
@@ -183,7 +184,8 @@ def _experts(shape: ModelShape, size: int) -> Operation:
     E, weights = shape.hidden_size, shape.expert_weights
     F, active = weights // (3 * E), L * chosen * weights
     formula = f"L·X·3·E·F = {L}·{X}·3·{E}·{F}, {chosen} of {X} a token"
-    return Operation("experts", L * X * weights, 2 * active, active * size, formula)
+    read = chosen * shape.expert_bytes(size)
+    return Operation("experts", L * X * weights, 2 * active, read, formula)
 
 
 def _classifier(shape: ModelShape) -> Operation:

@@ -19,7 +19,7 @@ from jaxinfer.model.projections import (
     splits,
 )
 from jaxinfer.model.quantized.quantization import Quantization
-from jaxinfer.model.quantized.sizes import node_bytes
+from jaxinfer.model.quantized.sizes import expert_bytes, node_bytes
 
 BYTES_OF = {"bfloat16": 2, "float16": 2, "float32": 4}
 _SCALE_BYTES = 4
@@ -119,10 +119,20 @@ class ModelShape(ModelConfig):
         """Layers with experts."""
         return self.num_hidden_layers - self.num_dense_layers
 
+    def expert_bytes(self, bytes_per_value: int) -> int:
+        """Bytes of one expert in every layer that has some.
+
+        Args:
+            bytes_per_value: of a plain weight.
+        """
+        return 0 if self.experts is None else expert_bytes(self, bytes_per_value)
+
     def bytes_saved(
         self, bytes_per_value: int, num_devices: int = 1, parts: Collection[str] = PROJECTIONS
     ) -> int:
         """Bytes of each device that projections don't take because they are codes with scales.
+
+        Experts' are for `expert_bytes` to say.
 
         Args:
             bytes_per_value: of a plain weight.

@@ -69,7 +69,7 @@ def drafts_report(
     } | engine_arguments
     cases: dict[str, Any] = {}
     weights = {} if model_shape is None else random_weights(model_shape, arguments)
-    with LLM(sampler=sampler, **weights, **arguments) as llm:
+    with LLM(sampler=sampler, **{**arguments, **weights}) as llm:
         compiled = llm.num_compilations
         for number, (kind, of_kind) in enumerate(texts.items()):
             for count in rows:

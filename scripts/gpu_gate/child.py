@@ -51,7 +51,7 @@ def start(model_shape: str | None, arguments: dict[str, Any]) -> dict[str, Any]:
     jax.block_until_ready(weights.get("params"))
     with CacheHits() as hits:
         begin = time.perf_counter()
-        llm = LLM(**weights, **arguments)
+        llm = LLM(**{**arguments, **weights})
         engine_s = time.perf_counter() - begin
     with llm:
         compiled = llm.num_compilations

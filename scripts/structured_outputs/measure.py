@@ -155,7 +155,8 @@ def _engine(model_shape: str | None, arguments: dict[str, Any]) -> LLM:
     if model_shape is None:
         return LLM(**arguments)
     made = random_weights(model_shape, arguments)
-    return LLM(**made, tokenizer=synthetic_tokenizer(made["config"].vocab_size), **arguments)
+    tokenizer = synthetic_tokenizer(made["config"].vocab_size)
+    return LLM(**{**arguments, **made}, tokenizer=tokenizer)
 
 
 def _run(llm: LLM, case: Case) -> Run:

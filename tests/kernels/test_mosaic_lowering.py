@@ -15,6 +15,7 @@ from jaxinfer.kernels.attention import op as attention
 from jaxinfer.kernels.attention.pages import Pages
 from jaxinfer.kernels.attention.shared_prefix import SharedPrefixes
 from jaxinfer.kernels.collectives.mosaic import all_reduce
+from jaxinfer.kernels.experts.codes import QuantizedExperts
 from jaxinfer.kernels.experts.op import mix_add, route
 from jaxinfer.kernels.fp8 import FP8
 from jaxinfer.kernels.matmul.mosaic import large, medium, medium_codes, small
@@ -184,10 +185,10 @@ def _all_reduce(*norm):
     return jax.jit(run).trace(*placed).lower(lowering_platforms=("cuda",)).compile()
 
 
-def _experts(rows):
+def _experts(rows, matrix=_shape):
     """A layer of Qwen3-30B-A3B's shape."""
     experts, hidden, width = 128, 2048, 768
-    matrices = (_shape(experts, width, hidden),) * 2 + (_shape(experts, hidden, width),)
+    matrices = (matrix(experts, width, hidden),) * 2 + (matrix(experts, hidden, width),)
 
     def layer(x, norm, router, *matrices):
         kernels = Kernels("mosaic")
@@ -199,6 +200,11 @@ def _experts(rows):
     return compile_for_h200(
         layer, _shape(rows, hidden), _shape(hidden), _shape(experts, hidden), *matrices
     )
+
+
+def _expert_codes(experts, outputs, inputs):
+    scale = _shape(experts, outputs // 128, inputs // 128, dtype=jnp.float32)
+    return QuantizedExperts(_shape(experts, outputs, inputs, dtype=FP8), scale)
 
 
 _PROGRAMS = {
@@ -272,6 +278,16 @@ _PROGRAMS = {
         functools.partial(_experts, 64),
         {"choose_experts": 1, "group_rows": 1, "spread_rows": 1}
         | {"experts_gated": 1, "experts_project": 1},
+    ),
+    "experts_few_codes": (
+        functools.partial(_experts, 8, _expert_codes),
+        {"small_plain": 1, "choose_experts": 1, "list_experts": 1}
+        | {"few_rows_codes_gated": 1, "few_rows_codes_down": 1},
+    ),
+    "experts_many_codes": (
+        functools.partial(_experts, 64, _expert_codes),
+        {"choose_experts": 1, "group_rows": 1, "spread_codes": 1}
+        | {"experts_codes_gated": 1, "experts_codes_project": 1},
     ),
     "add_norm": (_add_norm, {"add_norm": 1}),
     "silu_mul": (_silu_mul, {"silu_mul": 1}),

@@ -202,7 +202,7 @@ def test_a_required_key_that_is_missing_is_named(family, missing):
         (_MOE | {"use_sliding_window": True}, "use_sliding_window"),
         (
             _MOE | {"quantization_config": {"quant_method": "fp8", "activation_scheme": "dynamic"}},
-            "models with experts take plain weights alone",
+            "models with experts take plain weights, or fp8 in blocks of 128 by 128",
         ),
         ({"model_type": "qwen3_vl"}, "text_config must be an object"),
         ({"model_type": "mistral3", "text_config": {"model_type": "llama"}}, "text_config.model_t"),

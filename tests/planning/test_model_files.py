@@ -109,7 +109,7 @@ def test_an_unknown_model_says_what_is_accepted(name, monkeypatch, tmp_path):
         ({"quantization_config": {"bits": 4}}, "quantization_config"),
         (
             {"quantization_config": {"quant_method": "fp8", "activation_scheme": "dynamic"}},
-            "models with experts take plain weights alone",
+            "models with experts take plain weights, or fp8 in blocks of 128 by 128",
         ),
         ({"torch_dtype": "int8"}, "dtype must be one of"),
         ({"head_dim": None, "num_attention_heads": 0}, "num_attention_heads must be a whole"),

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int32
 
 from jaxinfer.kernels.experts import xla
+from jaxinfer.kernels.experts.codes import QuantizedExperts, are_codes
 from jaxinfer.kernels.experts.groups import Groups, group
 from jaxinfer.kernels.implementations import module_of
 from jaxinfer.kernels.matmul.mosaic.small_plan import MOST_ROWS
@@ -23,7 +24,7 @@ from jaxinfer.kernels.matmul.op import Linear, ResidualStream, add, norm_project
 from jaxinfer.kernels.policy import XLA, Kernels
 from jaxinfer.kernels.rounding import narrow
 
-type Matrices = Sequence[jax.Array]
+type Matrices = Sequence[jax.Array] | Sequence[QuantizedExperts]
 """Gate and up ``[X, F, E]`` and down ``[X, E, F]`` of all experts; or a device's share of F, or its
 own experts."""
 
@@ -155,15 +156,16 @@ def _of_few_rows(
 ) -> Float[Array, "T E"]:
     gate, up, down = matrices
     rows, k, X = len(routed.x), routed.chosen.shape[1], len(gate)
-    sorting, padded = module_of("mosaic", "experts").sorting, routed.padded
+    mosaic, padded = module_of("mosaic", "experts"), routed.padded
+    sorting, lists = mosaic.sorting, mosaic.few_rows
     if rows == 1 and padded is not None and not lacks_some:  # The list is what it chose.
-        listed = few.Listed(jnp.full(1, k, jnp.int32), routed.chosen.reshape(k), padded)
+        listed = lists.Listed(jnp.full(1, k, jnp.int32), routed.chosen.reshape(k), padded)
     elif padded is not None and sorting.supports(rows, X):
         columns = _columns(_of_tokens(routed.chosen, is_token, X), X)
         listed = sorting.list_experts(columns, padded, rows, X)
     else:
         chosen = _of_tokens(routed.chosen, is_token, X)
-        listed = few.list_experts(chosen, routed.weights, X)
+        listed = lists.list_experts(chosen, routed.weights, X)
     inner = few.gated(routed.x, norm, gate, up, listed, eps=eps)
     return few.project_add(inner, down, listed, rows, residual)
 
@@ -178,8 +180,7 @@ def _of_rows(
         return mixed.reshape(x.shape)
     rows = grouped.tile_rows(chosen.size, len(gate))
     groups = _group(_of_tokens(chosen, is_token, len(gate)), len(gate), rows)
-    spread = module_of("mosaic", "experts").spread
-    rows_of_places = spread.spread(hidden, groups.places, groups.num_places)
+    rows_of_places = grouped.spread(hidden, groups.places, groups.num_places)
     inner = grouped.gated(rows_of_places, gate, up, groups.tiles, rows)
     outputs = grouped.project(inner, down, groups.tiles, rows)
     return narrow(groups.combine(outputs, weights), x.dtype)
@@ -207,15 +208,18 @@ def _of_tokens(
 
 def _few_rows(kernels: Kernels, x: jax.Array, matrices: Matrices) -> ModuleType | None:
     """The kernels of few rows, if they take these."""
-    mosaic = _module(kernels, x)
-    takes = mosaic and mosaic.few_rows.supports(len(x), matrices[0].shape, x.dtype)
-    return mosaic.few_rows if mosaic and takes else None
+    if (mosaic := _module(kernels, x)) is None:
+        return None
+    few = mosaic.few_rows_codes if are_codes(matrices) else mosaic.few_rows
+    return few if few.supports(len(x), matrices, x.dtype) else None
 
 
 def _grouped(kernels: Kernels, x: jax.Array, matrices: Matrices) -> ModuleType | None:
     """The kernels of groups, if they take these."""
-    mosaic = _module(kernels, x)
-    return mosaic.grouped if mosaic and mosaic.grouped.supports(x.dtype, matrices) else None
+    if (mosaic := _module(kernels, x)) is None:
+        return None
+    grouped = mosaic.grouped_codes if are_codes(matrices) else mosaic.grouped
+    return grouped if grouped.supports(x.dtype, matrices) else None
 
 
 def _module(kernels: Kernels, x: jax.Array) -> ModuleType | None:

@@ -8,12 +8,14 @@ width of an expert, N = T k slots, M rows of a block.
 """
 
 import functools
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int32
 
+from jaxinfer.kernels.experts.codes import QuantizedExperts
+from jaxinfer.kernels.matmul.quantized import QuantizedLinear
 from jaxinfer.kernels.matmul.xla import contract, linear
 from jaxinfer.kernels.rounding import narrow, rounded
 
@@ -53,22 +55,22 @@ def mixture(
     hidden: Float[Array, "T E"],
     chosen: Int32[Array, "T k"],
     weights: Float[Array, "T k"],
-    gate: Float[Array, "X F E"],
-    up: Float[Array, "X F E"],
-    down: Float[Array, "X E F"],
+    gate: Float[Array, "X F E"] | QuantizedExperts,
+    up: Float[Array, "X F E"] | QuantizedExperts,
+    down: Float[Array, "X E F"] | QuantizedExperts,
     *,
     is_token: Bool[Array, " T"] | None = None,
 ) -> Float[Array, "T E"]:
     """The weighted sum of each token's experts, added in float32 in the order of its choice.
 
     For a number of rows T, a token's result depends on nothing in the other rows. Differentiable in
-    reverse.
+    reverse, but for codes.
 
     Args:
         hidden: what the experts read; its dtype is the result's.
         chosen: as of `route`, in [0, X); X is no expert, for one that another device has.
         weights: as of `route`.
-        gate: the experts' matrices, or one device's share of F.
+        gate: the experts' matrices, plain or as codes, or one device's share of F.
         up: likewise.
         down: likewise.
         is_token: False for padding, which is multiplied by nothing and gets zeros; None where there
@@ -76,7 +78,8 @@ def mixture(
     """
     if is_token is not None:
         chosen = jnp.where(is_token[:, None], chosen, gate.shape[0])
-    outputs = expert_outputs(hidden, chosen, gate, up, down).astype(jnp.float32)
+    compute = _outputs if isinstance(gate, QuantizedExperts) else expert_outputs
+    outputs = compute(hidden, chosen, gate, up, down).astype(jnp.float32)
     weighed = outputs * weights.astype(jnp.float32)[:, :, None]
     total = functools.reduce(jnp.add, (weighed[:, i] for i in range(chosen.shape[1])))
     if is_token is not None:  # weights of padding may be anything
@@ -96,6 +99,13 @@ def expert_outputs(
 
     Differentiable in reverse: the backward pass computes each block again.
     """
+    return _outputs(hidden, chosen, gate, up, down)
+
+
+def _outputs(
+    hidden: Float[Array, "T E"], chosen: Int32[Array, "T k"], *matrices: Any
+) -> Float[Array, "T k E"]:
+    gate, up, down = matrices
     sorting = _sort(chosen, gate.shape[0])
 
     def add_block(block: jax.Array | int, outputs: jax.Array) -> jax.Array:
@@ -148,14 +158,21 @@ expert_outputs.defvjp(_forward, _backward)
 
 def _expert(
     rows: Float[Array, "M E"],
-    gate: Float[Array, "F E"],
-    up: Float[Array, "F E"],
-    down: Float[Array, "E F"],
+    gate: Float[Array, "F E"] | QuantizedLinear,
+    up: Float[Array, "F E"] | QuantizedLinear,
+    down: Float[Array, "E F"] | QuantizedLinear,
 ) -> Float[Array, "M E"]:
     """One expert, a gated MLP, rounded where a dense one is."""
-    opened = rounded(jax.nn.silu(linear(rows, gate).astype(jnp.float32)), rows.dtype)
-    inner = narrow(opened * linear(rows, up).astype(jnp.float32), rows.dtype)
-    return contract(inner, down, rows.dtype)
+    opened = rounded(jax.nn.silu(_product(rows, gate).astype(jnp.float32)), rows.dtype)
+    inner = narrow(opened * _product(rows, up).astype(jnp.float32), rows.dtype)
+    return _product(inner, down)
+
+
+def _product(rows: Float[Array, "M I"], matrix: jax.Array | QuantizedLinear) -> jax.Array:
+    """``rows @ matrix.T``, in the dtype of the rows."""
+    if isinstance(matrix, QuantizedLinear):
+        return matrix.product(rows, rows.dtype)
+    return contract(rows, matrix, rows.dtype)
 
 
 def _rows(array: Float[Array, "T E"], indices: Int32[Array, " M"]) -> Float[Array, "M E"]:

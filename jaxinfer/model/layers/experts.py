@@ -6,14 +6,19 @@ it has some experts whole, or its share of some: nothing of others is computed, 
 brings all of a token's experts together.
 """
 
+from collections.abc import Mapping
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int32
 
 from jaxinfer.kernels.collectives.tensor_axis import TensorAxis
+from jaxinfer.kernels.experts.codes import QuantizedExperts
 from jaxinfer.kernels.experts.load import expert_load
 from jaxinfer.kernels.experts.op import mix, mix_add, route
 from jaxinfer.kernels.matmul.op import ResidualStream
+from jaxinfer.model.layer_kind import MLP_PROJECTIONS
 from jaxinfer.model.layers import decoder
 from jaxinfer.model.layers.context import LayerContext, Params
 
@@ -49,7 +54,7 @@ def expert_block(layer: Params, residual: ResidualStream, context: LayerContext)
     if context.tap is not None:
         context.tap("router", routed.hidden)
         context.tap("experts", expert_load(routed.chosen, is_token, config.num_experts))
-    matrices = [mlp["experts"][name] for name in ("gate_proj", "up_proj", "down_proj")]
+    matrices = [_matrices(mlp["experts"][name]) for name in MLP_PROJECTIONS]
     if context.axis is None:
         return mix_add(routed, norm, matrices, is_token=is_token, eps=eps, kernels=kernels)
     if "replicas" in mlp:
@@ -65,6 +70,11 @@ def expert_block(layer: Params, residual: ResidualStream, context: LayerContext)
     )
     stream = ResidualStream(routed.x)
     return decoder.sum_and_add(share, None, stream, context.axis, kernels)
+
+
+def _matrices(leaf: Any) -> Any:
+    """One matrix of all experts, from what a tree holds: an array, or codes with scales."""
+    return QuantizedExperts(**leaf) if isinstance(leaf, Mapping) else leaf
 
 
 def _slots(

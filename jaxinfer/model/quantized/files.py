@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from jaxinfer.errors import ModelLoadError
 from jaxinfer.model.checkpoint.source_plan import Source, SourcePlan, Tensor
+from jaxinfer.model.checkpoint.stack import Stack
 from jaxinfer.model.quantized.quantization import (
     GROUP,
     INPUT_SCALE,
@@ -68,7 +69,9 @@ def _source(name: str, source: Source, parts: list[Part]) -> Source:
     def transform(*arrays: Any) -> Any:
         rest = iter(arrays)
         made = [part.make(*(next(rest) for _ in part.tensors)) for part in parts]
-        return made[0] if name in (GROUP, INPUT_SCALE) else _of_outputs(source, made)
+        if name in (GROUP, INPUT_SCALE):
+            return made[0]
+        return source.made_of(made) if source.transform is Stack else _of_outputs(source, made)
 
     return Source(tensors, transform)
 

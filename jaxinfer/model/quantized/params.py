@@ -13,8 +13,8 @@ from jaxinfer.model.checkpoint.parameter_names import flatten, unflatten
 from jaxinfer.model.quantized.quantization import GROUP, SCALE, WEIGHT, ZERO, Quantization
 
 
-def quantize_weight(weight: Float[Array, "O I"], form: Quantization) -> dict[str, jax.Array]:
-    """The node of a projection, as `Quantization.node` describes it.
+def quantize_weight(weight: Float[Array, "*X O I"], form: Quantization) -> dict[str, jax.Array]:
+    """The node of a projection, or of all experts', as `Quantization.node` describes it.
 
     Weights that share a scale are rounded to multiples of it: their largest magnitude is 127, 448
     or 7.5 times the scale. With zero points, 15 steps lead from the smallest to the largest. Halves
@@ -28,6 +28,8 @@ def quantize_weight(weight: Float[Array, "O I"], form: Quantization) -> dict[str
             "a scale of inputs for all tokens comes from a checkpoint; quantize plain weights for "
             'inputs scaled by "token" or "group"'
         )
+    if weight.ndim == 3:
+        return jax.vmap(lambda one: quantize_weight(one, form))(weight)
     outputs, inputs = weight.shape
     rows, columns = form.block or (1, inputs)
     blocks = weight.reshape(outputs // rows, rows, inputs // columns, columns).swapaxes(1, 2)
@@ -62,6 +64,8 @@ def quantize_params(params: Mapping[str, Any], form: Quantization | None) -> dic
 
 
 def dequantize_weight(node: Mapping[str, jax.Array], dtype: jax.typing.DTypeLike) -> jax.Array:
-    """The plain weight ``[O, I]`` that a node stands for, rounded to `dtype`."""
+    """The plain weight ``[*X, O, I]`` that a node stands for, rounded to `dtype`."""
+    if node[WEIGHT].ndim == 3:
+        return jax.vmap(lambda one: dequantize_weight(one, dtype))(dict(node))
     arrays: dict[str, Any] = dict(node)
     return QuantizedLinear(**arrays).matrix(dtype)

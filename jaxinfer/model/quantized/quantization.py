@@ -40,8 +40,8 @@ class NodeArray(NamedTuple):
     """An array of a node before it has values.
 
     Attributes:
-        axes: for each axis, which one of the plain weight it is split along with: 0 outputs, 1
-            inputs, None for one that is whole everywhere.
+        axes: for each axis, which one of the plain weight it is split along with: the last two are
+            outputs and inputs; None for one that is whole everywhere.
     """
 
     shape: tuple[int, ...]
@@ -132,8 +132,24 @@ class Quantization:
                 return False
         return True
 
-    def node(self, outputs: int, inputs: int) -> dict[str, NodeArray]:
-        """The arrays of a projection, by their names in `NODE`."""
+    def node(self, *shape: int) -> dict[str, NodeArray]:
+        """The arrays of a projection, by their names in `NODE`.
+
+        Args:
+            shape: outputs and inputs; before them X, where experts are stacked.
+        """
+        *stack, outputs, inputs = shape
+        one, ahead = self._node(outputs, inputs), len(stack)
+        return {
+            name: NodeArray(
+                (*stack, *each.shape),
+                each.dtype,
+                (*range(ahead), *(None if axis is None else axis + ahead for axis in each.axes)),
+            )
+            for name, each in one.items()
+        }
+
+    def _node(self, outputs: int, inputs: int) -> dict[str, NodeArray]:
         width = inputs // 2 if self.codes == "int4" else inputs
         node = {WEIGHT: NodeArray((outputs, width), _DTYPES[self.codes], (0, 1))}
         if self.block is None:
@@ -154,15 +170,15 @@ class Quantization:
     @classmethod
     def of_node(
         cls, arrays: Mapping[str, tuple[tuple[int, ...], str]]
-    ) -> tuple["Quantization", tuple[int, int]]:
-        """The form of a node of such shapes and dtypes, as `node` describes it; outputs, inputs.
+    ) -> tuple["Quantization", tuple[int, ...]]:
+        """The form of a node of such shapes and dtypes, as `node` describes it, and `node`'s shape.
 
         How inputs are quantized is not seen in a node, unless it has a scale of theirs.
         """
-        (outputs, width), dtype = arrays[WEIGHT]
+        (*stack, outputs, width), dtype = arrays[WEIGHT]
         codes: Codes = next(codes for codes, known in _DTYPES.items() if known == dtype)
         inputs = 2 * width if codes == "int4" else width
-        scale, _ = arrays[SCALE]
+        scale = arrays[SCALE][0][len(stack) :]
         form = cls(
             codes,
             None if len(scale) == 1 else (outputs // scale[0], inputs // scale[1]),
@@ -170,7 +186,7 @@ class Quantization:
             act_order=GROUP in arrays,
             inputs="tensor" if INPUT_SCALE in arrays else None,
         )
-        return form, (outputs, inputs)
+        return form, (*stack, outputs, inputs)
 
     def obstacle(self, outputs: int, inputs: int) -> str | None:
         """The reason why a weight of this shape, or a device's share of one, has no such form."""

@@ -16,6 +16,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from jaxinfer.kernels.attention import op as attention
 from jaxinfer.kernels.attention.pages import Pages
 from jaxinfer.kernels.attention.shared_prefix import SharedPrefixes, rows_in_item
+from jaxinfer.kernels.experts.codes import QuantizedExperts
 from jaxinfer.kernels.experts.op import Routed, mix
 from jaxinfer.kernels.implementations import Op, module_of
 from jaxinfer.kernels.matmul.quantized import QuantizedLinear
@@ -38,12 +39,14 @@ class Launch(NamedTuple):
         run: of `arguments`, with the kernel.
         expected: the same with XLA.
         arguments: arrays.
+        near: how far results may be from XLA's, as a part of the largest.
     """
 
     what: str
     run: Callable[..., Any]
     expected: Callable[..., Any]
     arguments: tuple[Any, ...]
+    near: float = 0.03
 
 
 def launches(op: Op) -> Iterator[Launch]:
@@ -281,26 +284,41 @@ def _large() -> Iterator[Launch]:
 
 
 def _experts() -> Iterator[Launch]:
-    """Of few rows, of so many that kernels give them places, and of more; a third is padding."""
+    """Of few rows, of so many that kernels give them places, and of more; a third is padding.
+
+    Of codes an expert's inner values are quantized, too: where sums differ in their last bit, some
+    become the next float8.
+    """
     X, F, k = 128, 256, 8
     norm, choose = _draw(5, _E), module_of("mosaic", "experts").choose
     matrices = (_draw(6, X, F, _E), _draw(7, X, F, _E), _draw(8, X, _E, F))
     matrices = tuple(each * each.shape[-1] ** -0.5 for each in matrices)
+    form = Quantization.scheme("fp8")
+    codes = tuple(QuantizedExperts(**quantize_weight(each, form)) for each in matrices)
 
-    def mixed(kernels: Kernels, x: jax.Array, logits: jax.Array, *matrices: jax.Array) -> jax.Array:
+    def read(x: jax.Array, gate: Any) -> jax.Array:
+        if not isinstance(gate, QuantizedExperts):
+            return rms_norm(x, norm, _EPS)
+        # Before anything rounds it to bfloat16, as in `_small_quantized`.
+        return gate[0].rounded_inputs(rms_norm(_float32(x), _float32(norm), _EPS)).astype(x.dtype)
+
+    def mixed(kernels: Kernels, x: jax.Array, logits: jax.Array, *matrices: Any) -> jax.Array:
         chosen, weights = choose.choose(logits, k, normalize=True)
-        hidden, rows = rms_norm(x, norm, _EPS), len(x)
+        hidden, rows = read(x, matrices[0]), len(x)
         routed = Routed(x, hidden, chosen.T, weights[:, :rows].T, weights)
         is_token = jnp.arange(rows) % 3 != 1
         options: dict[str, Any] = {"is_token": is_token, "eps": _EPS, "kernels": kernels}
         return mix(routed, norm, matrices, **options, lacks_some=True)
 
-    for T in (1, 8, 64, 200, 4096):
+    plain = ((T, "", matrices, 0.03) for T in (1, 8, 64, 200, 4096))
+    quantized = ((T, " of codes", codes, 0.06) for T in (1, 8, 16, 1024))
+    for T, of, given, near in (*plain, *quantized):
         yield Launch(
-            f"{T} rows",
+            f"{T} rows{of}",
             functools.partial(mixed, Kernels("mosaic")),
             functools.partial(mixed, XLA),
-            (_draw(T, T, _E), _draw(9, T, X), *matrices),
+            (_draw(T, T, _E), _draw(9, T, X), *given),
+            near,
         )
 
     def expected(logits: jax.Array) -> Any:

@@ -166,14 +166,17 @@ def test_a_configuration_that_does_not_fit_is_refused(config, width, dtype):
 
 
 def test_what_kernels_of_few_rows_take():
-    assert few_rows.supports(8, (X, F, E), "bfloat16")
-    assert not few_rows.supports(17, (X, F, E), "bfloat16")
-    assert not few_rows.supports(8, (X, 96, E), "bfloat16")
-    assert not few_rows.supports(8, (X, F, E), "float32")
+    def supports(rows, gate, dtype="bfloat16"):
+        return few_rows.supports(rows, [_shape(*gate)], dtype)
+
+    assert supports(8, (X, F, E))
+    assert not supports(17, (X, F, E))
+    assert not supports(8, (X, 96, E))
+    assert not supports(8, (X, F, E), "float32")
     # Of Qwen3-30B-A3B, Qwen3-235B-A22B and Qwen3-Coder-480B, whose slices of down are too large.
-    assert few_rows.supports(16, (128, 768, 2048), "bfloat16")
-    assert few_rows.supports(8, (128, 1536, 4096), "bfloat16")
-    assert not few_rows.supports(1, (160, 2560, 6144), "bfloat16")
+    assert supports(16, (128, 768, 2048))
+    assert supports(8, (128, 1536, 4096))
+    assert not supports(1, (160, 2560, 6144))
     with pytest.raises(ValueError, match="do not take"):
         few_rows.project_add(
             jnp.zeros((8, 8, 96), jnp.bfloat16),

@@ -387,6 +387,38 @@ def test_a_llama_with_heads_of_64_has_all_kernels(key, kernels):
     assert hlo.mosaic_kernels(text) == {name: 4 * count for name, count in kernels.items()}
 
 
+_30B = dataclasses.replace(shape_config("30b-a3b"), num_hidden_layers=3)
+
+
+@pytest.mark.parametrize(
+    ("rows", "kernels"),
+    [
+        (1, {"choose_experts": 1, "few_rows_codes_gated": 1, "few_rows_codes_down": 1}),
+        (8, {"list_experts": 1, "few_rows_codes_gated": 1, "few_rows_codes_down": 1}),
+        (16, {"group_rows": 1, "spread_codes": 1, "experts_codes_gated": 1}),
+        (256, {"spread_codes": 1, "experts_codes_gated": 1, "experts_codes_project": 1}),
+    ],
+)
+def test_experts_in_blocks_of_float8_are_read_as_codes(rows, kernels):
+    memory, text = _compile(DecodeShape(rows, _WIDTH), 1, with_scheme(_30B, "fp8"))
+    plain, plain_text = _compile(DecodeShape(rows, _WIDTH), 1, _30B)
+    found = hlo.mosaic_kernels(text)
+    assert {name: found[name] for name in kernels} == {name: 3 * n for name, n in kernels.items()}
+    assert hlo.launches(text) <= hlo.launches(plain_text) + 3 * 12, (
+        "of attention's quantized inputs"
+    )
+    assert memory.temp_size_in_bytes <= plain.temp_size_in_bytes + 2e6, "no weight is written out"
+
+
+def test_a_prefill_of_experts_in_blocks_of_float8_multiplies_codes():
+    memory, text = _compile(PrefillShape(2048, 8, _WIDTH), 1, with_scheme(_30B, "fp8"))
+    plain, _ = _compile(PrefillShape(2048, 8, _WIDTH), 1, _30B)
+    kernels = hlo.mosaic_kernels(text)
+    assert kernels["experts_codes_gated"] == kernels["experts_codes_project"] >= 2
+    assert kernels["large_project"] >= 4, "of attention"
+    assert memory.temp_size_in_bytes <= plain.temp_size_in_bytes
+
+
 _THREE_PRODUCTS = {**_DECODE, "medium_project": 3}
 _SEVEN_PRODUCTS = {**_DECODE, "medium_project": 7}
 _GATED = {**_THREE_PRODUCTS, "medium_gated": 1}

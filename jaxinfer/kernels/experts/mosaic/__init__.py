@@ -1,5 +1,23 @@
 """Experts on Hopper GPUs: routing, and products that read only experts that were chosen."""
 
-from jaxinfer.kernels.experts.mosaic import choose, few_rows, grouped, sorting, spread
+from jaxinfer.kernels.experts.mosaic import (
+    choose,
+    few_rows,
+    few_rows_codes,
+    grouped,
+    grouped_codes,
+    sorting,
+    spread,
+    spread_codes,
+)
 
-__all__ = ["choose", "few_rows", "grouped", "sorting", "spread"]
+__all__ = [
+    "choose",
+    "few_rows",
+    "few_rows_codes",
+    "grouped",
+    "grouped_codes",
+    "sorting",
+    "spread",
+    "spread_codes",
+]

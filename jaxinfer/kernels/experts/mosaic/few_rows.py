@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -40,10 +41,10 @@ from jaxinfer.kernels.mosaic.pages import SWIZZLED, Scalar, on_warps
 from jaxinfer.kernels.mosaic.rows import load_global, row_layout, store_anyhow
 
 _CHUNKS = (128, 64)
-_FEWEST_STAGES, _FEWEST_SLICES = 3, 2  # of gated and of down
-_MOST_STAGES = 8
-_COLUMN = plgpu.Layout.WGMMA.reduce(0)
-_WITHOUT_BARRIERS = plgpu.CompilerParams(approx_math=True, unsafe_no_auto_barriers=True)
+FEWEST_STAGES, FEWEST_SLICES = 3, 2  # of gated and of down
+MOST_STAGES = 8
+COLUMN = plgpu.Layout.WGMMA.reduce(0)
+WITHOUT_BARRIERS = plgpu.CompilerParams(approx_math=True, unsafe_no_auto_barriers=True)
 
 
 class Listed(NamedTuple):
@@ -79,13 +80,17 @@ def list_experts(
     return Listed(count[None], listed, jnp.pad(table, ((0, 0), (0, columns - T))))
 
 
-def supports(rows: int, gate: tuple[int, ...], dtype: jax.typing.DTypeLike) -> bool:
-    """Whether the kernels take so many rows and a gate ``[X, F, E]`` of this dtype."""
+def supports(rows: int, matrices: Sequence[Any], dtype: jax.typing.DTypeLike) -> bool:
+    """Whether the kernels take so many rows, and gate, up and down of this dtype."""
+    return _fits(rows, matrices[0].shape, dtype)
+
+
+def _fits(rows: int, gate: tuple[int, ...], dtype: jax.typing.DTypeLike) -> bool:
     _, F, E = gate
     if not (are_whole(rows, [(F, E)], dtype) and are_whole(rows, [(E, F)], dtype)):
         return False
-    gated, down = _gated_plan(rows, F, E, 0.0), _down_plan(rows, E, F, _MOST_STAGES)
-    return gated.stages >= _FEWEST_STAGES and down.config.stages >= _FEWEST_SLICES
+    gated, down = _gated_plan(rows, F, E, 0.0), _down_plan(rows, E, F, MOST_STAGES)
+    return gated.stages >= FEWEST_STAGES and down.config.stages >= FEWEST_SLICES
 
 
 def gated(
@@ -113,7 +118,7 @@ def gated(
         ValueError: `supports` says no.
     """
     (B, E), (_, F, _), S = x.shape, gate.shape, listed.experts.shape[0]
-    if not supports(B, gate.shape, x.dtype):
+    if not _fits(B, gate.shape, x.dtype):
         raise ValueError(f"experts of few rows do not take {x.dtype}{x.shape} and {gate.shape}")
     p = _gated_plan(B, F, E, eps)
     return plgpu.kernel(
@@ -131,7 +136,7 @@ def gated(
             "free": plgpu.Barrier(num_barriers=p.stages),
             "squares": plgpu.SMEM((p.columns,), jnp.float32),
         },
-        compiler_params=_WITHOUT_BARRIERS,
+        compiler_params=WITHOUT_BARRIERS,
         kernel_name="few_rows_gated",
     )(listed.total, listed.experts, x, norm, gate, up)
 
@@ -140,63 +145,104 @@ def _gated_plan(B: int, F: int, E: int, eps: float) -> Plan:
     chunk = next(c for c in _CHUNKS if E % c == 0)
     p = Plan("gated", B, E, (F,), eps, SmallConfig(1, 1, chunk))
     left = SHARED_BYTES - p.columns * (E + TILE + 2) * 2
-    stages = min(_MOST_STAGES, left // (2 * TILE * chunk * 2))
+    stages = min(MOST_STAGES, left // (2 * TILE * chunk * 2))
     return dataclasses.replace(p, config=SmallConfig(1, stages, chunk))
 
 
 def _gated_block(p: Plan, count, experts, x, norm, gate, up, out, *, w_smem, x_smem, o_smem,
                  filled, free, squares):  # fmt: skip
-    block, blocks = lax.axis_index("block"), lax.axis_size("block")
-    num_tiles = count[0] * p.tiles
-    own = (num_tiles - block + blocks - 1) // blocks
-
-    def place(index: Scalar) -> tuple[Scalar, Scalar]:
-        """Which of the listed, and the first feature."""
-        number = block + index * blocks
-        return lax.div(number, jnp.int32(p.tiles)), lax.rem(number, jnp.int32(p.tiles)) * TILE
+    walk = Walk.begin(p, count, experts)
 
     @pl.when(lax.axis_index("warpgroup") == 1)
     def _produce():
-        def tile(index, _):
-            slot, feature = place(index)
-            expert = experts[slot]
+        on_warps(lambda: walk.stream((gate, up), w_smem, filled, free))
 
-            def one(chunk, _):
+    @pl.when(lax.axis_index("warpgroup") == 0)
+    def _consume():
+        ring = Ring(p, w_smem, x_smem, filled, free, squares)
+        keep_rows(p, x, norm, ring)
+        square = plgpu.load(squares, layout=COLUMN, optimized=False)
+        scale = lax.rsqrt(square / p.size + p.eps)
+
+        left = walk.unfilled
+
+        def tile(index, _):
+            slot, feature = walk.place(index)
+            sums = _multiply(p, index, left, ring)
+            write_gated(p, sums, scale, o_smem, out.at[slot, :, pl.ds(feature, TILE)])
+
+        lax.fori_loop(0, walk.own, tile, None)
+
+
+@dataclasses.dataclass(frozen=True)
+class Walk:
+    """The tiles of gate and up that are a block's, among those of all listed experts.
+
+    Attributes:
+        plan: of the product.
+        experts: reference of `Listed.experts`.
+        block: number of the block.
+        blocks: how many there are.
+        own: tiles of this one.
+    """
+
+    plan: Plan
+    experts: Any
+    block: Scalar
+    blocks: Scalar | int
+    own: Scalar
+
+    @classmethod
+    def begin(cls, plan: Plan, count: Any, experts: Any) -> Walk:
+        """The tiles of the block that calls it, with references of a `Listed`."""
+        block, blocks = lax.axis_index("block"), lax.axis_size("block")
+        num_tiles = count[0] * plan.tiles
+        return cls(plan, experts, block, blocks, (num_tiles - block + blocks - 1) // blocks)
+
+    @property
+    def unfilled(self) -> Scalar:
+        """The chunk from which on no stage is filled again."""
+        return self.own * self.plan.chunks - self.plan.stages
+
+    def place(self, index: Scalar) -> tuple[Scalar, Scalar]:
+        """Of a tile: which of the listed, and the first feature."""
+        number, tiles = self.block + index * self.blocks, self.plan.tiles
+        return lax.div(number, jnp.int32(tiles)), lax.rem(number, jnp.int32(tiles)) * TILE
+
+    def stream(self, weights: Sequence[Any], w_smem: Any, filled: Any, free: Any) -> None:
+        """Producer warp: keeps the ring full, of chunks of all tiles in turn."""
+        p = self.plan
+
+        def tile(index: Scalar, _: None) -> None:
+            slot, feature = self.place(index)
+            expert = self.experts[slot]
+
+            def one(chunk: Scalar, _: None) -> None:
                 step = index * p.chunks + chunk
                 stage = lax.rem(step, jnp.int32(p.stages))
                 pl.when(step >= p.stages)(lambda: plgpu.barrier_wait(free.at[stage]))
                 columns = pl.ds(chunk * p.chunk, p.chunk)
-                for matrix, weight in enumerate((gate, up)):
+                for matrix, weight in enumerate(weights):
                     source = weight.at[expert, pl.ds(feature, TILE), columns]
                     plgpu.copy_gmem_to_smem(source, w_smem.at[stage, matrix], filled.at[stage])
 
             lax.fori_loop(0, p.chunks, one, None)
 
-        on_warps(lambda: lax.fori_loop(0, own, tile, None))
-
-    @pl.when(lax.axis_index("warpgroup") == 0)
-    def _consume():
-        ring = Ring(p, w_smem, x_smem, filled, free, squares)
-        _keep_rows(p, x, norm, ring)
-        square = plgpu.load(squares, layout=_COLUMN, optimized=False)
-        scale = lax.rsqrt(square / p.size + p.eps)
-        left = own * p.chunks - p.stages  # chunks after which no stage is filled again
-
-        def tile(index, _):
-            slot, feature = place(index)
-            sums = _multiply(p, index, left, ring)
-            opened, widened = (each * _spread(scale, each) for each in sums)
-            values = opened / (1.0 + jnp.exp(-opened)) * widened
-            store_anyhow(o_smem.transpose((1, 0)), values.astype(o_smem.dtype))
-            plgpu.commit_smem()
-            rows = plgpu.load(o_smem, layout=row_layout(p.columns, TILE), optimized=False)
-            store_anyhow(out.at[slot, :, pl.ds(feature, TILE)], rows)
-            plgpu.commit_smem()  # All have read it before it is written again.
-
-        lax.fori_loop(0, own, tile, None)
+        lax.fori_loop(0, self.own, tile, None)
 
 
-def _keep_rows(p: Plan, x: Any, norm: Any, ring: Ring) -> None:
+def write_gated(p: Plan, sums: list[jax.Array], scale: jax.Array, o_smem: Any, out: Any) -> None:
+    """Writes `silu(gate) * up` of a tile's sums ``[TILE, N]``, by each row's norm `scale`."""
+    opened, widened = (each * spread(scale, each) for each in sums)
+    values = opened / (1.0 + jnp.exp(-opened)) * widened
+    store_anyhow(o_smem.transpose((1, 0)), values.astype(o_smem.dtype))
+    plgpu.commit_smem()
+    rows = plgpu.load(o_smem, layout=row_layout(p.columns, TILE), optimized=False)
+    store_anyhow(out, rows)
+    plgpu.commit_smem()  # All have read it before it is written again.
+
+
+def keep_rows(p: Plan, x: Any, norm: Any, ring: Ring) -> None:
     """All rows in shared memory, times the norm's weight, and the sums of their squares."""
     layout = row_layout(8, p.chunk)
     step = min(p.chunks_at_once, p.chunks)
@@ -256,7 +302,7 @@ def project_add(
         ValueError: `supports` says no.
     """
     (S, N, F), (_, E, _) = inner.shape, down.shape
-    if not supports(rows, (down.shape[0], F, E), inner.dtype):
+    if not _fits(rows, (down.shape[0], F, E), inner.dtype):
         raise ValueError(f"experts of few rows do not take {rows} rows and {down.shape}")
     p = _down_plan(rows, E, F, S)
     in_cluster, stages = p.splits > 1, p.config.stages  # of whole slices
@@ -279,7 +325,7 @@ def project_add(
         num_threads=2,
         thread_name="warpgroup",
         scratch_types=scratch,
-        compiler_params=_WITHOUT_BARRIERS,
+        compiler_params=WITHOUT_BARRIERS,
         kernel_name="few_rows_down",
     )
     extra = () if residual is None else (residual,)
@@ -292,7 +338,7 @@ def _down_plan(B: int, E: int, F: int, S: int) -> Plan:
     split = splits[-1] if splits else 1
     p = Plan("residual", B, F, (E,), 0.0, SmallConfig(split, 1, F // split))
     beside = p.columns * TILE * 2 + (split - 1) * TILE * p.columns * 4
-    stages = min(_MOST_STAGES, S, (SHARED_BYTES - beside) // ((TILE + p.columns) * p.slice * 2))
+    stages = min(MOST_STAGES, S, (SHARED_BYTES - beside) // ((TILE + p.columns) * p.slice * 2))
     return dataclasses.replace(p, config=SmallConfig(split, stages, F // split))
 
 
@@ -332,10 +378,10 @@ def _down_block(p: Plan, count, experts, weights, inner, down, *refs, w_smem, h_
 
     @pl.when(lax.axis_index("warpgroup") == 0)
     def _consume():
-        own = None if residual is None else _of_tile(p, residual, feature)
+        own = None if residual is None else of_tile(p, residual, feature)
 
         def ask(index):
-            return load_global(weights.at[jnp.minimum(index, last), pl.ds(0, p.columns)], _COLUMN)
+            return load_global(weights.at[jnp.minimum(index, last), pl.ds(0, p.columns)], COLUMN)
 
         def add(index, carry):
             total, weight = carry
@@ -349,7 +395,7 @@ def _down_block(p: Plan, count, experts, weights, inner, down, *refs, w_smem, h_
 
             part = pl.run_scoped(product, plgpu.ACC((TILE, p.columns), jnp.float32))
             pl.when(index + stages < num_listed)(lambda: plgpu.barrier_arrive(free.at[stage]))
-            weight = _spread(weight, part)
+            weight = spread(weight, part)
             # What a row did not choose adds nothing, whatever its product is.
             part = jnp.where(weight == 0.0, jnp.zeros_like(part), part * weight)
             return total + part, following
@@ -357,22 +403,28 @@ def _down_block(p: Plan, count, experts, weights, inner, down, *refs, w_smem, h_
         zero = plgpu.layout_cast(jnp.zeros((TILE, p.columns), jnp.float32), plgpu.Layout.WGMMA)
         total, _ = lax.fori_loop(0, num_listed, add, (zero, ask(0)))
 
-        def finish(sums):
-            store_anyhow(o_smem.transpose((1, 0)), sums[0].astype(o_smem.dtype))
-            plgpu.commit_smem()
-            layout = row_layout(p.B, TILE)
-            rows = plgpu.load(o_smem.at[pl.ds(0, p.B)], layout=layout, optimized=False)
-            if own is not None:
-                rows = (own.astype(jnp.float32) + rows.astype(jnp.float32)).astype(rows.dtype)
-            store_anyhow(out.at[:, pl.ds(feature, TILE)], rows)
-
+        finish = functools.partial(write_sums, p, own, o_smem, out, feature)
         sum_over_cluster(p.splits, split, (total,), partial, gathered, finish)
 
 
-def _of_tile(p: Plan, stream: Any, feature: Scalar) -> jax.Array:
+def write_sums(
+    p: Plan, own: Any, o_smem: Any, out: Any, feature: Scalar, sums: list[jax.Array]
+) -> None:
+    """Writes a tile's sums ``[TILE, N]``, added to the residual stream's part `own` or not."""
+    store_anyhow(o_smem.transpose((1, 0)), sums[0].astype(o_smem.dtype))
+    plgpu.commit_smem()
+    layout = row_layout(p.B, TILE)
+    rows = plgpu.load(o_smem.at[pl.ds(0, p.B)], layout=layout, optimized=False)
+    if own is not None:
+        rows = (own.astype(jnp.float32) + rows.astype(jnp.float32)).astype(rows.dtype)
+    store_anyhow(out.at[:, pl.ds(feature, TILE)], rows)
+
+
+def of_tile(p: Plan, stream: Any, feature: Scalar) -> jax.Array:
     """The residual stream's part that a tile is added to, asked for before it is needed."""
     return load_global(stream.at[:, pl.ds(feature, TILE)], row_layout(p.B, TILE))
 
 
-def _spread(of_columns: jax.Array, like: jax.Array) -> jax.Array:
+def spread(of_columns: jax.Array, like: jax.Array) -> jax.Array:
+    """A value of each row of the batch for sums ``[TILE, N]``."""
     return lax.broadcast_in_dim(of_columns, like.shape, [1])

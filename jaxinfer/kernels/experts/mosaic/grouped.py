@@ -38,14 +38,15 @@ from jaxinfer.kernels.experts.mosaic.grouped_plan import (
     choose,
     tile_rows,
 )
+from jaxinfer.kernels.experts.mosaic.spread import spread
 from jaxinfer.kernels.mosaic.pages import SWIZZLED, Ref, Scalar, on_warps
 from jaxinfer.kernels.mosaic.rows import store_anyhow
 
 # Of a thread of a consumer and of the producer, by consumers, where those that threads start with
 # would not hold the sums.
-_REGISTERS = {2: (232, 40)}
+REGISTERS = {2: (232, 40)}
 
-__all__ = ["gated", "project", "supports", "tile_rows"]
+__all__ = ["gated", "project", "spread", "supports", "tile_rows"]
 
 
 def supports(dtype: jax.typing.DTypeLike, matrices: Sequence[jax.Array]) -> bool:
@@ -90,7 +91,7 @@ def gated(
 
 
 @dataclasses.dataclass(frozen=True)
-class _Problem:
+class Problem:
     """Everything static about one launch."""
 
     P: int
@@ -120,7 +121,7 @@ class _Problem:
     @property
     def registers(self) -> tuple[int, int] | None:
         """Registers of a consumer's and of a producer's thread; None keeps the initial ones."""
-        return _REGISTERS.get(self.config.consumers)
+        return REGISTERS.get(self.config.consumers)
 
     @property
     def steps(self) -> int:
@@ -148,7 +149,7 @@ class _Problem:
         return MULTIPROCESSORS // self.config.share_rows
 
 
-class _Stages(NamedTuple):
+class Stages(NamedTuple):
     """Chunks of the contraction in shared memory, and their barriers."""
 
     x: Ref  # [stages, rows, CHUNK]
@@ -158,10 +159,10 @@ class _Stages(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class _Walk:
+class Walk:
     """The tiles of one block."""
 
-    p: _Problem
+    p: Problem
     tiles: Any  # references of a `Tiles`
 
     @property
@@ -191,21 +192,21 @@ def _run(x, weights, tiles, rows, config):
     P, size = x.shape
     outputs = weights[0].shape[1]
     config = config or choose(rows, outputs, len(weights))
-    p = _Problem(P, size, outputs, len(weights), jnp.dtype(x.dtype), config)
+    p = Problem(P, size, outputs, len(weights), jnp.dtype(x.dtype), config)
     p.check()
     if config.rows != rows:
         raise ValueError(f"{config} does not fit tiles of {rows} rows")
     return _launch(p)(*tiles, x, *weights)
 
 
-def _launch(p: _Problem) -> Callable[..., jax.Array]:
+def _launch(p: Problem) -> Callable[..., jax.Array]:
     c = p.config
     free = plgpu.Barrier(num_arrivals=c.consumers, num_barriers=c.stages)
     if p.cluster:  # A slot is free when no block that it was filled for reads it.
         free = plgpu.ClusterBarrier(
             collective_axes=p.cluster, num_arrivals=c.consumers, num_barriers=c.stages
         )
-    stages = _Stages(
+    stages = Stages(
         x=plgpu.SMEM((c.stages, c.rows, CHUNK), p.dtype, transforms=SWIZZLED),
         w=plgpu.SMEM((c.stages, c.columns, CHUNK), p.dtype, transforms=SWIZZLED),
         filled=plgpu.Barrier(num_arrivals=1 + p.matrices, num_barriers=c.stages),
@@ -227,9 +228,9 @@ def _launch(p: _Problem) -> Callable[..., jax.Array]:
     )
 
 
-def _block(p: _Problem, count, experts, firsts, ends, x, *refs, ring, o_smem):
+def _block(p: Problem, count, experts, firsts, ends, x, *refs, ring, o_smem):
     weights, out = refs[:-1], refs[-1]
-    walk = _Walk(p, Tiles(count, experts, firsts, ends))
+    walk = Walk(p, Tiles(count, experts, firsts, ends))
     consumer = lax.axis_index("warpgroup")
 
     @pl.when(consumer == p.config.consumers)
@@ -249,10 +250,10 @@ def _block(p: _Problem, count, experts, firsts, ends, x, *refs, ring, o_smem):
         plgpu.wait_smem_to_gmem(0)
 
 
-def _stream(
-    walk: _Walk, ring: _Stages, copier: Callable[[Scalar, Scalar], Callable[[Scalar, Any], None]]
+def stream(
+    walk: Walk, ring: Any, copier: Callable[[Scalar, Scalar], Callable[[Scalar, Scalar], None]]
 ) -> None:
-    """Producer warp: `copier(tile, feature)(slot, columns)` for every chunk, in a free stage."""
+    """Producer warp: `copier(tile, feature)(slot, chunk)` for every chunk, in a free stage."""
     p = walk.p
 
     def tile(index: Scalar, tile: Scalar, feature: Scalar) -> None:
@@ -262,20 +263,21 @@ def _stream(
             step = index * p.steps + chunk
             slot = lax.rem(step, jnp.int32(p.config.stages))
             pl.when(step >= p.config.stages)(lambda: plgpu.barrier_wait(ring.free.at[slot]))
-            copy(slot, pl.ds(chunk * CHUNK, CHUNK))
+            copy(slot, chunk)
 
         lax.fori_loop(0, p.steps, one, None)
 
     walk.each(tile)
 
 
-def _stream_weights(walk: _Walk, weights: tuple[Ref, ...], ring: _Stages) -> None:
+def _stream_weights(walk: Walk, weights: tuple[Ref, ...], ring: Stages) -> None:
     p = walk.p
 
     def copier(tile, feature):
         expert = walk.tiles.experts[tile]
 
-        def copy(slot, columns):
+        def copy(slot, chunk):
+            columns = pl.ds(chunk * CHUNK, CHUNK)
             for matrix, weight in enumerate(weights):
                 plgpu.copy_gmem_to_smem(
                     weight.at[expert, pl.ds(feature, p.features), columns],
@@ -285,17 +287,18 @@ def _stream_weights(walk: _Walk, weights: tuple[Ref, ...], ring: _Stages) -> Non
 
         return copy
 
-    _stream(walk, ring, copier)
+    stream(walk, ring, copier)
 
 
-def _stream_rows(walk: _Walk, x: Ref, ring: _Stages) -> None:
+def _stream_rows(walk: Walk, x: Ref, ring: Stages) -> None:
     p = walk.p
 
     def copier(tile, feature):
         del feature
         rows = pl.ds(walk.tiles.firsts[tile] * ALIGNMENT, p.config.rows)
 
-        def copy(slot, columns):
+        def copy(slot, chunk):
+            columns = pl.ds(chunk * CHUNK, CHUNK)
             plgpu.copy_gmem_to_smem(
                 x.at[rows, columns],
                 ring.x.at[slot],
@@ -305,7 +308,7 @@ def _stream_rows(walk: _Walk, x: Ref, ring: _Stages) -> None:
 
         return copy
 
-    _stream(walk, ring, copier)
+    stream(walk, ring, copier)
 
 
 def _compute(walk, consumer, ring, own, out, index, tile, feature):
@@ -323,21 +326,32 @@ def _compute(walk, consumer, ring, own, out, index, tile, feature):
     store_anyhow(own, result.astype(p.dtype))
     plgpu.commit_smem()
     columns = pl.ds(feature, p.features)
+
+    def write(rows, places):
+        plgpu.copy_smem_to_gmem(own if rows is None else own.at[rows], out.at[places, columns])
+
+    write_rows(first, end, write)
+
+
+def write_rows(first: Scalar, end: Scalar, write: Callable[[Any, Any], None]) -> None:
+    """Calls `write(rows, places)` for those of `ROWS` places from `first` on that end before `end`.
+
+    For all at once `rows` is None, else a piece of them.
+    """
     is_whole = first + ROWS <= end
 
     @pl.when(is_whole)
     def _write():
-        plgpu.copy_smem_to_gmem(own, out.at[pl.ds(first, ROWS), columns])
+        write(None, pl.ds(first, ROWS))
 
     for row in range(0, ROWS, ALIGNMENT):
 
         @pl.when(jnp.logical_not(is_whole) & (first + row < end))
         def _write_some(row=row):
-            some = pl.ds(row, ALIGNMENT)
-            plgpu.copy_smem_to_gmem(own.at[some], out.at[pl.ds(first + row, ALIGNMENT), columns])
+            write(pl.ds(row, ALIGNMENT), pl.ds(first + row, ALIGNMENT))
 
 
-def _multiply(p: _Problem, index: Scalar, left: Scalar, consumer: Scalar, ring: _Stages):
+def _multiply(p: Problem, index: Scalar, left: Scalar, consumer: Scalar, ring: Stages):
     """A consumer's sums ``[ROWS, columns]`` of a tile.
 
     Args:

@@ -60,15 +60,16 @@ def _block(tiles, x, codes, scales):
     # All loads before the arithmetic, so that they are in flight together.
     loaded = [load_global(x.at[each], row_layout(_ROWS, GROUP)) for each in at]
     for values, (rows, columns) in zip(loaded, at, strict=True):
-        narrow, scale = _quantized(values.astype(jnp.float32))
+        (narrow,), scale = quantized(values.astype(jnp.float32))
         store_anyhow(codes.at[rows, columns], narrow)
         store_anyhow(scales.at[group, rows], scale)
 
 
-def _quantized(values: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Codes ``[_ROWS, GROUP]`` and scales of a group of some rows."""
-    scale = jnp.maximum(values, -values).max(axis=1) * STEPS
+def quantized(*parts: jax.Array) -> tuple[list[jax.Array], jax.Array]:
+    """Codes of a group, given in float32 as parts ``[rows, n]`` of it, and scales ``[rows]``."""
+    largest = functools.reduce(jnp.maximum, [jnp.maximum(x, -x).max(axis=1) for x in parts])
+    scale = largest * STEPS
     divisor = jnp.where(scale > 0, scale, jnp.ones_like(scale))
     divisor = jnp.where(scale < jnp.inf, divisor, jnp.full_like(scale, jnp.nan))
     # The conversion saturates.
-    return (values / lax.broadcast_in_dim(divisor, values.shape, [0])).astype(FP8), scale
+    return [(x / lax.broadcast_in_dim(divisor, x.shape, [0])).astype(FP8) for x in parts], scale

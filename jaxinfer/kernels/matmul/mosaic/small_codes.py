@@ -29,6 +29,14 @@ from jaxinfer.kernels.mosaic.pages import Ref, Scalar, swizzled
 from jaxinfer.kernels.mosaic.rows import store_anyhow
 
 
+def quantized_group(values: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Float8_e4m3fn ``[N, GROUP]`` and scales ``[N]`` of a group of inputs, in float32."""
+    largest = jnp.maximum(values, -values).max(axis=1)
+    scale = jnp.where(largest > 0, largest * STEPS, 1.0)
+    spread = lax.broadcast_in_dim(scale, values.shape, [0])
+    return jnp.clip(values / spread, -LARGEST, LARGEST).astype(FP8), scale
+
+
 def memory_of_codes(p: CodesPlan) -> dict[str, Any]:
     """Shared memory that takes the place of that of plain weights, and more."""
     names = ("scale", "zero") if p.form.has_zeros else ("scale",)
@@ -139,10 +147,7 @@ class CodesRing(Ring):
         if not self.plan.form.multiplies_codes:
             super().keep(chunk, values)
             return
-        largest = jnp.maximum(values, -values).max(axis=1)
-        scale = jnp.where(largest > 0, largest * STEPS, 1.0)
-        spread = lax.broadcast_in_dim(scale, values.shape, [0])
-        codes = jnp.clip(values / spread, -LARGEST, LARGEST).astype(FP8)
+        codes, scale = quantized_group(values)
         store_anyhow(self.x.at[self.chunk(chunk)], codes)
         store_anyhow(self.codes["inputs"].at[self.chunk(chunk)], scale)
 
