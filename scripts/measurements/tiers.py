@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from jaxinfer.measure.random_weights import build_engine
+from jaxinfer.profiling.figures import share_text
 from jaxinfer.serving.engine.metrics import Counter, Gauge
 from scripts.speed.engine_report import heading
 from scripts.speed.report import engine_record
@@ -94,7 +95,7 @@ def tier_lines(report: dict[str, Any]) -> list[str]:
             case = report[kind][way]
             lines.append(
                 f"{way} {kind}: median {case['median_s'] * 1e3:.2f} ms, 99% "
-                f"{case['p99_s'] * 1e3:.2f} ms, {case['cached_share']:.1%} of the tokens cached"
+                f"{case['p99_s'] * 1e3:.2f} ms, {share_text(case['cached_share'], 1)} of the tokens cached"
             )
         lines.append(f"{way}: {ratio:.3f} of the time to recompute")
     lines += [f"{name}: {value:,}" for name, value in report["metrics"].items()]

@@ -1,7 +1,7 @@
 """Time the kernels of experts as codes beside those in bfloat16, on a Hopper GPU.
 
-    python -m scripts.expert_kernels          # a table
-    python -m scripts.expert_kernels --check  # first beside float64, which compiles for each shape
+    python -m scripts.kernels.experts          # a table
+    python -m scripts.kernels.experts --check  # first beside float64, which compiles for each shape
 
 A line is a layer of Qwen3-30B-A3B's experts with its norm and router, of so many rows: a chain of
 eight such layers with weights of their own is one program, so that nothing is read twice, nothing
