@@ -93,9 +93,10 @@ def tier_lines(report: dict[str, Any]) -> list[str]:
     for way, ratio in report["ratio"].items():
         for kind in ("recomputed", "fetched"):
             case = report[kind][way]
+            cached = share_text(case["cached_share"], 1)
             lines.append(
                 f"{way} {kind}: median {case['median_s'] * 1e3:.2f} ms, 99% "
-                f"{case['p99_s'] * 1e3:.2f} ms, {share_text(case['cached_share'], 1)} of the tokens cached"
+                f"{case['p99_s'] * 1e3:.2f} ms, {cached} of the tokens cached"
             )
         lines.append(f"{way}: {ratio:.3f} of the time to recompute")
     lines += [f"{name}: {value:,}" for name, value in report["metrics"].items()]
