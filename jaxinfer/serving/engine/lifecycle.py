@@ -87,10 +87,12 @@ class Lifecycle:
 
     def close(self) -> None:
         """Abort everything and free the device memory; safe to call again."""
-        # Blocks that running requests hold may not have been filled.
-        self._scheduler.tiers.close(keep=self._recovery.failure is None)
-        for request_id in self._requests.ids:
-            self._requests.abort(request_id)
-        self._recovery.is_closed = True
-        self._in_flight.clear()
-        self._runner.close()
+        try:
+            # Blocks that running requests hold may not have been filled.
+            self._scheduler.tiers.close(keep=self._recovery.failure is None)
+        finally:
+            for request_id in self._requests.ids:
+                self._requests.abort(request_id)
+            self._recovery.is_closed = True
+            self._in_flight.clear()
+            self._runner.close()

@@ -1,6 +1,7 @@
 """Copies between the pages and the tiers, as a schedule passes them to the device's side."""
 
 import dataclasses
+import time
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple, Protocol
 
@@ -15,6 +16,7 @@ class Fetch:
         keys: of the blocks, in the order of their positions.
         blocks: their contents in host memory; None where the next tier has them. Empty when done.
         rows: the contents on the devices, of the leading blocks that were still there.
+        began: by `time.monotonic`.
         is_done: whether `rows` is final.
         is_released: whether nobody waits for it any more.
     """
@@ -22,6 +24,7 @@ class Fetch:
     keys: Sequence[bytes]
     blocks: list[Any]
     rows: list[Any] = dataclasses.field(default_factory=list)
+    began: float = dataclasses.field(default_factory=time.monotonic)
     is_done: bool = False
     is_released: bool = False
 

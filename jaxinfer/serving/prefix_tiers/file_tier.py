@@ -175,6 +175,9 @@ class FileTier:
             self._remove(evicted)
             try:
                 self._write(name, view)
+            except FileNotFoundError as error:  # by another engine that starts: one lost block
+                self._lose(name, error, lost=1)
+                return
             except OSError as error:
                 self._stop_writing(error)
                 return

@@ -3,7 +3,7 @@
 import threading
 import time
 from collections.abc import Buffer, Iterable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent import futures
 
 from jaxinfer.serving.prefix_tiers.block_file import HASH_BYTES
 from jaxinfer.serving.prefix_tiers.file_tier import FileTier
@@ -35,7 +35,7 @@ class FileWriter:
         self._most_waiting = max(MOST_WAITING_BYTES // files.block_bytes, 1)
         self._waiting: dict[bytes, Buffer] = {}
         self._lock = threading.Lock()
-        self._thread = ThreadPoolExecutor(1, "jaxinfer-tiers-files")
+        self._thread = futures.ThreadPoolExecutor(1, "jaxinfer-tiers-files")
 
     def __contains__(self, key: bytes) -> bool:
         """Whether the block waits to be written, or has a file."""
@@ -89,8 +89,9 @@ class FileWriter:
         Args:
             leaving: keys and blocks, the most valuable first.
         """
-        self._thread.shutdown()
         end = time.monotonic() + CLOSE_SECONDS
+        futures.wait([self._thread.submit(lambda: None)], CLOSE_SECONDS)
+        self._thread.shutdown(wait=False, cancel_futures=True)
         for key, data in leaving:
             if time.monotonic() > end or not self.files.is_writable:
                 break

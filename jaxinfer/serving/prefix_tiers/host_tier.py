@@ -11,7 +11,9 @@ from jaxinfer.serving.prefix_tiers.tier_counts import TierCounts
 
 
 class HostTier:
-    """Blocks of a fixed size in host memory, at most `num_blocks`; thread-safe.
+    """Blocks of a fixed size in host memory, at most `num_blocks` beside those being fetched.
+
+    Thread-safe.
 
     A block that has to leave is handed to the next tier by the thread that puts another one.
 
@@ -34,6 +36,7 @@ class HostTier:
         self._pack, self._unpack = pack, unpack
         self._blocks: OrderedDict[bytes, Any] = OrderedDict()
         self._lock = threading.Lock()
+        self._num_forgotten = 0
 
     def __len__(self) -> int:
         return len(self._blocks)
@@ -56,6 +59,7 @@ class HostTier:
 
     def take_next(self, key: bytes) -> Any | None:
         """The block from the next tier, which is put here, too; None if it is lost."""
+        so_far = self._num_forgotten
         data = self._next.read(key)
         if data is None:
             return None
@@ -63,7 +67,8 @@ class HostTier:
             block = self._unpack(data)
         except ValueError:  # the bytes of another layout
             return None
-        self.put(key, block)
+        if self._num_forgotten == so_far:  # or it may be what was forgotten meanwhile
+            self.put(key, block)
         return block
 
     def put(self, key: bytes, block: Any) -> None:
@@ -81,6 +86,7 @@ class HostTier:
     def forget(self, keys: Sequence[bytes]) -> None:
         """Drop blocks, in the next tier too."""
         with self._lock:
+            self._num_forgotten += 1
             for key in keys:
                 self._blocks.pop(key, None)
         self._next.forget(keys)

@@ -11,10 +11,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+from jaxinfer.checks import show
 from jaxinfer.errors import CapacityError
 from jaxinfer.serving.prefix_tiers.block_file import HASH_BYTES, remove_abandoned
 
 _ARGUMENT = "kv_offloading_directory"
+_LONGEST_SHOWN = 200
 _SUFFIX = ".kv"
 _DIGITS = 2 * HASH_BYTES
 
@@ -44,25 +46,33 @@ class ListedFile(NamedTuple):
     size: int
 
 
-def make_directory(directory: Path) -> None:
+def make_directory(path: str | Path) -> Path:
     """Make the directory if it does not exist, and check that it can be written to.
 
     Only this user may enter what is made: blocks tell what was in prompts.
 
+    Args:
+        path: may begin with "~".
+
     Raises:
         ValueError: one line that names the directory and the fix.
     """
-    if directory.exists() and not directory.is_dir():
-        raise ValueError(f"{_ARGUMENT} {directory} is a file; name a directory")
     try:
-        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=directory):
-            pass
-    except OSError as error:
+        directory = Path(path).expanduser()
+        is_file = directory.exists() and not directory.is_dir()
+        if not is_file:
+            directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+            with tempfile.TemporaryFile(dir=directory):
+                pass
+    except (OSError, RuntimeError, ValueError) as error:
+        cause, text = getattr(error, "strerror", None) or error, str(path)
+        shown = text if text.isprintable() and len(text) <= _LONGEST_SHOWN else show(text)
         raise ValueError(
-            f"{_ARGUMENT} {directory} can't be written to ({error.strerror}); name a directory of "
-            "your own"
+            f"{_ARGUMENT} {shown} can't be written to ({cause}); name a directory of your own"
         ) from None
+    if is_file:
+        raise ValueError(f"{_ARGUMENT} {directory} is a file; name a directory")
+    return directory
 
 
 def check_capacity(directory: Path, capacity_bytes: int, block_bytes: int, held_bytes: int) -> None:

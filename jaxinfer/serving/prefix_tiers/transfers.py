@@ -1,10 +1,11 @@
 """Copies blocks between the devices and the tiers, in threads beside the engine's own."""
 
+import itertools
 import logging
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent import futures
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -17,7 +18,8 @@ from jaxinfer.serving.prefix_tiers.tier_counts import TierCounts
 
 logger = logging.getLogger("jaxinfer")
 
-_PATIENCE_S = 60.0  # for room on the devices; then the blocks are computed again
+_PATIENCE_S = 0.5  # for room on the devices; then the blocks are computed again
+_SETTLING_S = 5.0  # for copies that had begun; what is called off begins no more
 
 
 class Transfers:
@@ -53,12 +55,14 @@ class Transfers:
         self._on_host = rows.sharding.with_memory_kind("pinned_host")
         self._changed = threading.Condition()
         self._expected: set[bytes] = set()  # to be launched
-        self._wanted: set[bytes] = set()  # the same, and those on their way
+        self._wanted: dict[bytes, int] = {}  # the same and those on their way, numbered
+        self._numbers = itertools.count()
         self._num_outgoing = self._num_staged = 0
         self._fetches: set[Fetch] = set()
         self._has_news = threading.Event()
-        self._outward = ThreadPoolExecutor(1, "jaxinfer-tiers-out", _enter, (within,))
-        self._inward = ThreadPoolExecutor(1, "jaxinfer-tiers-in", _enter, (within,))
+        self._is_closed = False
+        self._outward = futures.ThreadPoolExecutor(1, "jaxinfer-tiers-out", _enter, (within,))
+        self._inward = futures.ThreadPoolExecutor(1, "jaxinfer-tiers-in", _enter, (within,))
 
     def __contains__(self, key: bytes) -> bool:
         """Whether a tier holds the block; one that is still on its way is not there yet."""
@@ -82,7 +86,7 @@ class Transfers:
                 self.counts.dropped_blocks += 1
                 return False
             self._expected.add(key)
-            self._wanted.add(key)
+            self._wanted[key] = next(self._numbers)
         return True
 
     def copy_out(self, keys: Sequence[bytes], rows: Sequence[jax.Array]) -> None:
@@ -90,7 +94,9 @@ class Transfers:
         with self._changed:
             self._expected.difference_update(keys)
             self._num_outgoing += len(keys)
-        self._outward.submit(self._store, keys, rows[: len(keys)])
+            # A block that was forgotten and then expected anew is another one.
+            numbers = [self._wanted.get(key) for key in keys]
+        self._outward.submit(self._store, keys, numbers, rows[: len(keys)])
 
     def fetch(self, keys: Sequence[bytes]) -> Fetch:
         """Begin to bring blocks to the devices, at most `most_staged`; returns at once."""
@@ -114,7 +120,8 @@ class Transfers:
     def forget(self, keys: Sequence[bytes]) -> None:
         """Drop blocks from host memory, copies on their way included."""
         with self._changed:
-            self._wanted.difference_update(keys)
+            for key in keys:
+                self._wanted.pop(key, None)
         self.tier.forget(keys)
 
     def clear(self) -> None:
@@ -133,8 +140,9 @@ class Transfers:
     def settle(self) -> None:
         """Call off all fetches and return when no array of the devices is in use any more."""
         self._release_all()
-        for executor in (self._outward, self._inward):
-            executor.submit(lambda: None).result()
+        self._outward.submit(lambda: None).result()
+        # A thread that still reads a file brings nothing to the devices afterwards.
+        futures.wait([self._inward.submit(lambda: None)], _SETTLING_S)
 
     def close(self, last: Iterable[tuple[bytes, Any]] = ()) -> None:
         """End the threads, with what is on its way out in the tiers; may be called again.
@@ -145,7 +153,10 @@ class Transfers:
         """
         self._release_all()
         self._outward.shutdown()
-        self._inward.shutdown()
+        if not self._is_closed:
+            futures.wait([self._inward.submit(lambda: None)], _SETTLING_S)
+        self._is_closed = True
+        self._inward.shutdown(wait=False, cancel_futures=True)
         self.tier.close(last)
 
     def snapshot(self) -> TierCounts:
@@ -159,7 +170,9 @@ class Transfers:
         for fetch in fetches:
             self.release(fetch)
 
-    def _store(self, keys: Sequence[bytes], rows: Sequence[jax.Array]) -> None:
+    def _store(
+        self, keys: Sequence[bytes], numbers: Sequence[int | None], rows: Sequence[jax.Array]
+    ) -> None:
         """Copy rows to host memory and put them into the tier."""
         blocks: Sequence[Any] = ()
         try:
@@ -168,8 +181,11 @@ class Transfers:
             logger.warning("%d KV blocks were not kept: %s", len(keys), error)
         with self._changed:
             self._num_outgoing -= len(keys)
-            wanted = [key in self._wanted for key in keys]
-            self._wanted.difference_update(keys)
+            now = [self._wanted.get(key) for key in keys]
+            wanted = [a is not None and a == b for a, b in zip(now, numbers, strict=True)]
+            for key, is_wanted in zip(keys, wanted, strict=True):
+                if is_wanted:
+                    del self._wanted[key]
             if not blocks:
                 self.counts.dropped_blocks += len(keys)
             self.counts.bytes_out += len(blocks) * self.block_bytes
@@ -190,13 +206,12 @@ class Transfers:
             self._num_staged += len(fetch.keys)
         start, rows = time.perf_counter(), []
         try:
-            blocks = self._found(fetch.keys, blocks)
+            blocks = self._found(fetch, blocks)
             start = time.perf_counter()
-            if blocks:
+            if blocks and not fetch.is_released:
                 rows = jax.block_until_ready(jax.device_put(blocks, self._on_devices))
         except Exception as error:
             logger.warning("%d KV blocks are computed again: %s", len(fetch.keys), error)
-            self.tier.forget(fetch.keys)
         num_bytes = len(rows) * self.block_bytes
         self.policy.fetched.note(num_bytes, time.perf_counter() - start)
         with self._changed:
@@ -209,11 +224,13 @@ class Transfers:
             self._changed.notify_all()
         self._has_news.set()
 
-    def _found(self, keys: Sequence[bytes], blocks: Sequence[Any]) -> list[Any]:
+    def _found(self, fetch: Fetch, blocks: Sequence[Any]) -> list[Any]:
         """The leading blocks in host memory; those that are not come from the next tier."""
         found, num_read, start = [], 0, time.perf_counter()
-        for key, block in zip(keys, blocks, strict=False):
+        for key, block in zip(fetch.keys, blocks, strict=False):
             if block is None:
+                if fetch.is_released:
+                    break
                 block = self.tier.take_next(key)
                 if block is None:
                     break

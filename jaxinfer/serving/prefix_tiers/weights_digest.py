@@ -17,8 +17,8 @@ def weights_digest(params: Any) -> str:
 
     Each device reads its part of the weights once, at the speed of its memory, and compiles a
     program for each shape: 16 GB take two cores of a CPU 3 seconds, and a GPU a small part of one
-    beside the compilation. Arrays that a caller gave have one
-    as those of files do, and codes of quantized weights differ from the weights.
+    beside the compilation. It is the same whether a caller gave the arrays or files did. Codes of
+    quantized weights have another one than the weights.
 
     Two sums of 32 bits a leaf tell weights apart that training or another checkpoint makes; nobody
     who wants two trees to collide is kept from it.

@@ -30,7 +30,7 @@ class RequestQueues:
         self.pool = pool
         self.swap_space = swap_space
         self.tiers = NoTiers()
-        """Those behind the prefix cache, which set the three below."""
+        """Those behind the prefix cache; they set `has_candidate`, `restore` and `forget_fetch`."""
         self.max_num_seqs = max_num_seqs
         self.waiting: RankedQueue[Request] = RankedQueue()
         self.running: OrderedDict[str, Request] = OrderedDict()

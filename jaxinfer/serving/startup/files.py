@@ -31,8 +31,7 @@ class SharedFiles:
         self._files: FileTier | None = None
         self._lock = threading.Lock()
         if config.kv_offloading_directory is not None:
-            self._directory = Path(config.kv_offloading_directory).expanduser()
-            make_directory(self._directory)
+            self._directory = make_directory(config.kv_offloading_directory)
             _check_private(self._directory)
 
     def open(

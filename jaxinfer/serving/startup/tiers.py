@@ -2,6 +2,7 @@
 
 import itertools
 import logging
+import os
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -23,6 +24,10 @@ from jaxinfer.serving.programs.upload import upload
 from jaxinfer.serving.runner.runner import Runner
 
 logger = logging.getLogger("jaxinfer")
+
+_PINNED_LIMIT = "XLA_PJRT_GPU_HOST_MEMORY_LIMIT_GB"
+_PINNED_GIB = 64  # XLA's own limit
+_OTHER_PINNED_GIB = 4
 
 OpenFiles = Callable[[int], NextTier | None]
 
@@ -49,6 +54,8 @@ def start_transfers(
     block_bytes = row.size * row.dtype.itemsize
     num_bytes = int(config.kv_offloading_size * 2**30)
     _check_available(num_bytes * config.data_parallel_size)
+    if platform == "gpu":
+        check_pinned(num_bytes * config.data_parallel_size)
     num_blocks = num_bytes // block_bytes
     if num_blocks == 0:
         raise CapacityError(
@@ -95,6 +102,21 @@ def _unpack(row: jax.ShapeDtypeStruct) -> Callable[[bytes], Any]:
         return jax.device_put(np.frombuffer(data, row.dtype).reshape(row.shape), on_host)
 
     return unpack
+
+
+def check_pinned(num_bytes: int) -> None:
+    """Refuse what XLA's pool of pinned memory doesn't hold, from which steps' inputs come, too.
+
+    Raises:
+        CapacityError: names both sizes, and the variable.
+    """
+    most = float(os.environ.get(_PINNED_LIMIT, _PINNED_GIB))
+    if num_bytes / 2**30 + _OTHER_PINNED_GIB > most:
+        raise CapacityError(
+            f"kv_offloading_size takes {num_bytes / 2**30:.2f} GiB of pinned memory, and XLA pins "
+            f"{most:g} GiB of a process at most, of which {_OTHER_PINNED_GIB} are for all else; "
+            f"lower kv_offloading_size, or set {_PINNED_LIMIT} before JAX starts"
+        )
 
 
 def _check_available(num_bytes: int) -> None:

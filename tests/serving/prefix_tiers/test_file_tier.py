@@ -302,6 +302,31 @@ def test_a_disk_that_fails_ends_the_writing_with_one_warning(
     assert key_of(2) not in tier
 
 
+def test_a_temporary_that_another_engine_removed_is_one_lost_block(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tier = open_tier(tmp_path)
+
+    def fail(*_: object) -> None:
+        raise failing(errno.ENOENT)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(block_file.os, "replace", fail)
+        tier.write(key_of(1), data_of(1))
+    assert tier.is_writable
+    assert key_of(1) not in tier
+    tier.write(key_of(1), data_of(1))
+    assert tier.read(key_of(1)) == data_of(1)
+
+
+@pytest.mark.parametrize("path", ["x" * 300, "~no-such-user/blocks", "a\0b"])
+def test_a_path_that_is_none_is_refused_in_one_line(tmp_path: Path, path: str) -> None:
+    with pytest.raises(
+        ValueError, match=r"kv_offloading_directory .* can't be written to \(.*own$"
+    ):
+        tier_directory.make_directory(path if path.startswith("~") else str(tmp_path / path))
+
+
 def test_a_full_disk_ends_the_writing(tmp_path: Path) -> None:
     """A limit on file sizes makes the kernel itself refuse."""
     script = (

@@ -74,6 +74,21 @@ def test_bytes_that_are_no_block_are_lost():
     assert tier.take_next(B) is None
 
 
+def test_a_block_that_is_forgotten_while_it_is_read_does_not_stay():
+    behind = Behind({A: b"1"})
+    tier = HostTier(2, behind)
+    read = behind.read
+
+    def read_and_forget(key: bytes) -> bytes | None:
+        data = read(key)
+        tier.forget([key])
+        return data
+
+    behind.read = read_and_forget
+    assert tier.take_next(A) == b"1"
+    assert A not in tier
+
+
 def test_forgotten_blocks_go_nowhere():
     behind = Behind({D: b"4"})
     tier = HostTier(2, behind)

@@ -15,6 +15,7 @@ from jaxinfer.serving.programs.program_set import all_programs
 from jaxinfer.serving.requests.request import RequestStatus
 from jaxinfer.serving.scheduler.prefix_index import PrefixIndex
 from jaxinfer.serving.scheduler.tiers.no_tiers import NoTiers
+from jaxinfer.serving.startup.tiers import check_pinned
 from jaxinfer.testing import tiny_params
 from tests.serving.small_llm import (
     CONFIG,
@@ -268,6 +269,60 @@ def test_more_than_the_host_has_is_refused_with_both_numbers(monkeypatch):
     message = r"^kv_offloading_size takes 0\.12 GiB .* 0\.10 GiB are available; lower kv_offloading"
     with pytest.raises(CapacityError, match=message):
         small_llm(**TIERS | {"kv_offloading_size": 0.125})
+
+
+@pytest.mark.parametrize("given", [None, "100"])
+def test_more_than_xla_pins_is_refused_on_gpus(monkeypatch, given):
+    if given is not None:
+        monkeypatch.setenv("XLA_PJRT_GPU_HOST_MEMORY_LIMIT_GB", given)
+    most = float(given or 64)
+    check_pinned(int((most - 4) * 2**30))
+    with pytest.raises(
+        CapacityError, match=rf"XLA pins {most:g} GiB .* lower kv_off.*, or set XLA_"
+    ):
+        check_pinned(int((most - 3) * 2**30))
+
+
+def test_a_lack_of_memory_on_the_devices_loses_no_block(monkeypatch):
+    with small_llm(**TIERS) as llm:
+        transfers = parts(llm).runner.transfers
+        ask(llm, conversations(2, seed=12))
+        keys = [bytes([i]) for i in range(4)]
+        assert all(map(transfers.expect, keys))
+        copies = parts(llm).runner.launcher._rows
+        pairs = [(1 + i, key) for i, key in enumerate(keys)]
+        copies.copy_out(parts(llm).runner.resident.kv, TierCopies(pairs, []))
+        settle(llm)
+
+        def fail(*_: object) -> None:
+            raise RuntimeError("RESOURCE_EXHAUSTED")
+
+        with monkeypatch.context() as patch:
+            patch.setattr("jax.device_put", fail)
+            fetch = transfers.fetch(keys)
+            while not fetch.is_done:
+                transfers.wait(0.01)
+        assert not fetch.rows
+        transfers.release(fetch)
+        assert all(map(transfers.holds, keys))
+
+
+def test_a_block_that_was_forgotten_and_came_anew_is_the_new_one():
+    with small_llm(**TIERS) as llm:
+        transfers, kv = parts(llm).runner.transfers, parts(llm).runner.resident.kv
+        copies, key, held = parts(llm).runner.launcher._rows, b"key", threading.Event()
+        transfers._outward.submit(held.wait)
+        for _ in range(2):
+            assert transfers.expect(key)
+            copies.copy_out(kv, TierCopies([(1, key)], []))
+            numbers = dict(transfers._wanted)
+            transfers.forget([key])
+        transfers._wanted.update(numbers)  # as if the second one had not been forgotten
+        kept = []
+        transfers.tier.put = lambda key, block: kept.append(key)
+        held.set()
+        settle(llm)
+        assert kept == [key]
 
 
 def test_less_than_a_block_is_refused():

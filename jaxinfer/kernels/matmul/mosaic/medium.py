@@ -225,6 +225,8 @@ def _run(x, weights, matrices, config, low_rank=None):
         raise ValueError(f"no configuration for x {x.dtype}{x.shape} and weights {shapes}")
     outputs = tuple(w.shape[0] for w in weights[::matrices])
     if low_rank:
+        if len(low_rank.a) != ranks * len(outputs):
+            raise ValueError(f"{len(outputs)} outputs of {ranks} ranks, and a {low_rank.a.shape}")
         outputs = (len(low_rank.a), *outputs)
     B, size = x.shape
     p = _Problem(B, size, outputs, matrices, jnp.dtype(x.dtype), config, ranks)

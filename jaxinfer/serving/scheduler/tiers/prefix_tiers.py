@@ -1,13 +1,14 @@
 """Blocks that leave the prefix cache for the tiers, and requests that wait for blocks from there.
 
 A request whose cached prefix goes on in a tier is set aside before it would be admitted. It holds
-nothing on the devices while its blocks come, and others go on; then it waits at the place of its
+no pages while its blocks come, and others go on; then it waits at the place of its
 rank again, and the step that admits it writes the blocks to pages. So blocks of the pool are never
 held by requests that don't run, and the rules of admission and preemption are those of an engine
 without tiers.
 """
 
 import itertools
+import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -26,8 +27,9 @@ from jaxinfer.serving.scheduler.tiers.no_tiers import NoTiers, Planner
 from jaxinfer.serving.scheduler.tiers.prefill_counts import PrefillCounts
 from jaxinfer.serving.scheduler.tiers.tiered_index import TieredIndex
 
-MOST_LOOKED_UP = 8
-"""Requests of a step that are looked up in the tiers; hashing a prompt's tokens takes the host."""
+MOST_SET_ASIDE = 8
+"""Requests that a step begins to fetch for; hashing a prompt's tokens takes the host."""
+_LONGEST_FETCH_S = 5.0  # then the blocks are computed, and what still comes is dropped
 _PATIENCE_S = 0.002  # while nothing can run, the engine's thread looks for messages so often
 
 
@@ -72,7 +74,7 @@ class PrefixTiers(NoTiers):
         self._by_first_key: dict[bytes, Fetch] = {}
         self._out: list[tuple[int, bytes]] = []
         self._back: list[CopyBack] = []
-        self._num_looked_up = 0
+        self._num_set_aside = 0
         self._looked_up: tuple[Request, int] | None = None
         self._prefills: PrefillCounts | None = None
         self._prefilled = (0, 0.0)
@@ -91,7 +93,7 @@ class PrefixTiers(NoTiers):
 
         def plan_step(max_tokens: int | None = None) -> Schedule | None:
             self._return_those_with_blocks()
-            self._num_looked_up = 0
+            self._num_set_aside = 0
             schedule = plan(max_tokens)
             if schedule is not None and (self._out or self._back):
                 schedule.tier_copies = (TierCopies(self._out, self._back),)
@@ -192,7 +194,8 @@ class PrefixTiers(NoTiers):
         while queues.waiting and queues.free_slots:
             if not self._sets_aside(queues.waiting.first()):
                 return True
-            if self._num_looked_up >= MOST_LOOKED_UP:
+            self._num_set_aside += 1
+            if self._num_set_aside >= MOST_SET_ASIDE:
                 return False
         return False
 
@@ -202,7 +205,6 @@ class PrefixTiers(NoTiers):
             return False
         if request.request_id in self._waits or self._looked_up == (request, self._pool.num_frees):
             return False
-        self._num_looked_up += 1
         is_first_time = self._looked_up is None or self._looked_up[0] is not request
         self._looked_up = request, self._pool.num_frees
         prefix = self._pool.find_prefix(request)
@@ -255,12 +257,18 @@ class PrefixTiers(NoTiers):
         )
 
     def _return_those_with_blocks(self) -> None:
-        """Have requests wait in the queue again whose fetch is done, or was called off."""
+        """Have requests wait in the queue again whose fetch is done, called off, or too slow."""
         if not self._waits:
             return
+        oldest = time.monotonic() - _LONGEST_FETCH_S
         for request in list(self._queues.parked.values()):
-            is_fetching = request.status is RequestStatus.FETCHING
-            if is_fetching and self._waits[request.request_id].fetch.is_done:
+            if request.status is not RequestStatus.FETCHING:
+                continue
+            fetch = self._waits[request.request_id].fetch
+            if not fetch.is_done and fetch.began < oldest:
+                self._drop_key(fetch)
+                self._transfers.release(fetch)
+            if fetch.is_done:
                 request.status = RequestStatus.WAITING
                 del self._queues.parked[request.request_id]
                 self._queues.wait(request)

@@ -1,6 +1,7 @@
 """Requests wait for blocks from a tier beside the queue, and get the same answers."""
 
 import functools
+import time
 
 import pytest
 
@@ -105,6 +106,23 @@ def test_requests_with_the_same_beginning_share_a_fetch():
     run_to_end(setup.scheduler, setup.device)
     assert_solo(request, same, max_model_len=60)
     assert setup.transfers.num_staged == 0
+
+
+def test_what_does_not_come_is_computed(monkeypatch):
+    setup = Setup()
+    again = evicted(setup)
+    now = time.monotonic()
+    add(setup.scheduler, again)
+    assert setup.scheduler.schedule() is None
+    assert again.status is RequestStatus.FETCHING
+    monkeypatch.setattr("time.monotonic", lambda: now + 60)
+    schedule = setup.scheduler.schedule()
+    assert schedule is not None
+    assert again.status is RequestStatus.RUNNING
+    assert not schedule.tier_copies or not schedule.tier_copies[0].back
+    setup.scheduler.update(schedule, setup.device.launch(schedule))
+    run_to_end(setup.scheduler, setup.device)
+    assert_solo(again, max_model_len=60)
 
 
 def test_new_weights_call_off_what_is_fetched():
