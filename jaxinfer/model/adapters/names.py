@@ -1,7 +1,8 @@
 """Names of an adapter's matrices: PEFT's, and those of tunix and qwix."""
 
+import functools
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from jaxinfer.checks import show
 from jaxinfer.model.adapters.shape import Target
@@ -15,12 +16,17 @@ _PARTS = {"attn": "self_attn"}
 """tunix's names of parts of a layer."""
 
 
-def paired(names: Iterable[str]) -> dict[Target, tuple[str, str]]:
-    """The names of each projection's matrices, A and B.
+def paired(names: Iterable[str]) -> Mapping[Target, tuple[str, str]]:
+    """The names of each projection's matrices, A and B; the same ones are read once.
 
     Raises:
         ValueError: a name is none of a matrix of LoRA, or a matrix has no other; names it.
     """
+    return _paired(tuple(names))
+
+
+@functools.lru_cache(maxsize=8)
+def _paired(names: tuple[str, ...]) -> Mapping[Target, tuple[str, str]]:
     found: dict[Target, dict[str, str]] = {}
     for name in names:
         match = _NAME.fullmatch(name)
