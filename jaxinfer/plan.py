@@ -41,6 +41,7 @@ _SIZES = {
     "block_size": _COUNT,
     "quantization": {"metavar": "SCHEME"},
     "kv_cache_dtype": {"choices": CACHE_DTYPES},
+    "kv_offloading_size": {},
     "speculative_config": {"type": json_object, "metavar": "JSON"},
     "enable_expert_parallel": {"action": "store_true"},
     "expert_parallel_size": {"type": positive_integer, "metavar": "GROUPS"},

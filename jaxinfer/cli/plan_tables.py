@@ -124,6 +124,7 @@ def _memory(plan: Plan) -> Iterator[str]:
         *([("slots", _gib(memory.slot_bytes), _SLOTS)] if memory.slot_bytes else []),
         *_draft_rows(memory),
         *([("adapters", _gib(memory.adapter_bytes), _ADAPTERS)] if memory.adapter_bytes else []),
+        *([("tiers", _gib(memory.staged_bytes), _staged(memory))] if memory.staged_bytes else []),
         ("KV cache", _gib(memory.kv_bytes), blocks if memory.num_kv_blocks else "no room"),
     ]
     yield from aligned([("memory of each device", "GiB", ""), *rows], last_left=True)
@@ -132,6 +133,10 @@ def _memory(plan: Plan) -> Iterator[str]:
     if memory.draft_bytes_per_token:
         size = f"{memory.draft_bytes_per_token:,} bytes"
         yield f"what a draft head reads of a token: {size}, whole on each device"
+
+
+def _staged(memory: MemoryPlan) -> str:
+    return f"blocks on their way; host memory keeps {memory.num_host_tokens:,} tokens more"
 
 
 def _draft_rows(memory: MemoryPlan) -> list[tuple[str, str, str]]:

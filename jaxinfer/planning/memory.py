@@ -11,6 +11,7 @@ from jaxinfer.planning.blocks import (
     engine_bytes,
     longest_that_fits,
     sequences_that_fit,
+    staged_blocks,
     usable_tokens,
 )
 from jaxinfer.planning.devices import Chip
@@ -35,12 +36,14 @@ class MemoryPlan:
         draft_bytes: texts that drafts are made from; 0 without.
         draft_head_bytes: a draft head's parameters; 0 without.
         adapter_bytes: slots of LoRA adapters; 0 without.
+        staged_bytes: KV blocks on their way to host memory and back; 0 without tiers.
         step_bytes: temporaries of the largest step. The engine compiles it to know; this estimate
             agrees with recorded engines within 0.4% of the device's memory.
         kv_bytes_per_token: keys and values of one token, all layers.
         draft_bytes_per_token: beside them, what a draft head reads of a token; 0 without.
         block_size: tokens in a block.
         num_kv_blocks: block 0 included, which is reserved for padding; 0 if none fit.
+        num_host_tokens: tokens that the host tier keeps beside the cache; 0 without.
         max_model_len: the model's own limit, in tokens.
     """
 
@@ -51,11 +54,13 @@ class MemoryPlan:
     draft_bytes: int
     draft_head_bytes: int
     adapter_bytes: int
+    staged_bytes: int
     step_bytes: int
     kv_bytes_per_token: int
     draft_bytes_per_token: int
     block_size: int
     num_kv_blocks: int
+    num_host_tokens: int
     max_model_len: int
 
     @property
@@ -103,12 +108,14 @@ def plan_memory(
         slot_bytes = 0
     step_bytes = _step_bytes(shape, dtype, config, drafts)
     adapters = adapter_bytes(shape, dtype, config)
-    beside = slot_bytes + drafts.weight_bytes + drafts.text_bytes + adapters
+    block_bytes = config.block_size * (kv_bytes + drafts.bytes_per_token)
+    staged = _staged_bytes(config, block_bytes)
+    beside = slot_bytes + drafts.weight_bytes + drafts.text_bytes + adapters + staged
     most = engine_bytes(chip.memory_bytes, utilization=config.gpu_memory_utilization)
     try:
         blocks = blocks_on_devices(
             most - weight_bytes - beside,
-            block_bytes=config.block_size * (kv_bytes + drafts.bytes_per_token),
+            block_bytes=block_bytes,
             step_bytes=step_bytes,
             utilization=config.gpu_memory_utilization,
         )
@@ -123,13 +130,28 @@ def plan_memory(
         draft_bytes=drafts.text_bytes,
         draft_head_bytes=drafts.weight_bytes,
         adapter_bytes=adapters,
+        staged_bytes=staged,
         step_bytes=step_bytes,
         kv_bytes_per_token=kv_bytes,
         draft_bytes_per_token=drafts.bytes_per_token,
         block_size=config.block_size,
         num_kv_blocks=min(blocks, most_pages(config.block_size, heads)),
+        num_host_tokens=_host_blocks(config, block_bytes) * config.block_size,
         max_model_len=shape.max_position_embeddings,
     )
+
+
+def _staged_bytes(config: EngineConfig, block_bytes: int) -> int:
+    """Room for the blocks of both directions."""
+    if not config.kv_offloading_size:
+        return 0
+    return 2 * block_bytes * staged_blocks(config.token_budget("gpu"), config.block_size)
+
+
+def _host_blocks(config: EngineConfig, block_bytes: int) -> int:
+    """Blocks in an engine's host memory, which holds every device's part of one."""
+    size = int(config.kv_offloading_size * 2**30)
+    return size // (block_bytes * config.tensor_parallel_size)
 
 
 def _step_bytes(shape: ModelShape, dtype: str, config: EngineConfig, drafts: DraftMemory) -> int:
