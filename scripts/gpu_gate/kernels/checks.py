@@ -11,9 +11,8 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from jaxinfer.kernels.implementations import MODULES, Op
 from scripts.gpu_gate.children import SMALL_SHARE, run_child
-from scripts.gpu_gate.kernels.trial import LIMIT_S, kernel_title
+from scripts.gpu_gate.kernels.trial import LIMIT_S, TRIED, TriedOp, kernel_title
 from scripts.gpu_gate.rows import Row
 
 _PROCESS_LIMIT_S, _START_LIMIT_S = 90.0, 5.0
@@ -36,7 +35,7 @@ def check_kernels() -> list[Row]:
     """
     deadline = time.perf_counter() + _PROCESS_LIMIT_S
     checks: list[Callable[[float], Row]] = [
-        *(functools.partial(_check_kernel, op) for op in MODULES["mosaic"]),
+        *(functools.partial(_check_kernel, op) for op in TRIED),
         _check_spinning_kernel,
         _check_spinning_start,
     ]
@@ -46,12 +45,12 @@ def check_kernels() -> list[Row]:
 
 def stand_still(rows: Sequence[Row]) -> bool:
     """Whether some kernel did not end: a program that holds it would not, either."""
-    names = {kernel_title(op) for op in MODULES["mosaic"]}
+    names = {kernel_title(op) for op in TRIED}
     bad = [row for row in rows if row.name in names and not row.good]
     return any(said in row.what for row in bad for said in (_STOOD_STILL, _KILLED))
 
 
-def _check_kernel(op: Op, deadline: float) -> Row:
+def _check_kernel(op: TriedOp, deadline: float) -> Row:
     task = {"part": "kernel", "op": op}
     found, bad = run_child(kernel_title(op), task, _PROCESS_LIMIT_S, deadline, SMALL_SHARE)
     return bad or Row(*found["row"])

@@ -18,7 +18,7 @@ from jaxinfer.kernels.attention.pages import Pages
 from jaxinfer.kernels.attention.shared_prefix import SharedPrefixes, rows_in_item
 from jaxinfer.kernels.experts.codes import QuantizedExperts
 from jaxinfer.kernels.experts.op import Routed, mix
-from jaxinfer.kernels.implementations import Op, module_of
+from jaxinfer.kernels.implementations import module_of
 from jaxinfer.kernels.matmul.quantized import QuantizedLinear
 from jaxinfer.kernels.norms.xla import rms_norm
 from jaxinfer.kernels.policy import XLA, Kernels
@@ -26,6 +26,7 @@ from jaxinfer.model.quantized.params import quantize_weight
 from jaxinfer.model.quantized.quantization import Quantization
 from jaxinfer.serving.programs import peer_buffers
 from jaxinfer.serving.programs.shared_prefixes import find_groups, most_items, write_items
+from scripts.gpu_gate.kernels.trial import TriedOp
 
 _H, _K, _D, _S, _PAGES = 16, 8, 128, 16, 1024
 _E, _F, _EPS = 1024, 3072, 1e-6
@@ -49,7 +50,7 @@ class Launch(NamedTuple):
     near: float = 0.03
 
 
-def launches(op: Op) -> Iterator[Launch]:
+def launches(op: TriedOp) -> Iterator[Launch]:
     """What one of Mosaic's kernels is tried with; nothing where this machine can't run it."""
     return _BY_OP[op]()
 
@@ -284,17 +285,50 @@ def _large() -> Iterator[Launch]:
 
 
 def _experts() -> Iterator[Launch]:
-    """Of few rows, of so many that kernels give them places, and of more; a third is padding.
-
-    Of codes an expert's inner values are quantized, too: where sums differ in their last bit, some
-    become the next float8.
-    """
-    X, F, k = 128, 256, 8
+    """Of few rows, of so many that kernels give them places, and of more; a third is padding."""
+    X, _, k = _EXPERTS
     norm, choose = _draw(5, _E), module_of("mosaic", "experts").choose
+    for T in (1, 8, 64, 200, 4096):
+        yield _mixed(f"{T} rows", T, norm, _expert_matrices(), 0.03)
+
+    def expected(logits: jax.Array) -> Any:
+        likely, chosen = jax.lax.top_k(jax.nn.softmax(logits.astype(jnp.float32), axis=-1), k)
+        order = jnp.argsort(chosen, axis=1)
+        weights = jnp.take_along_axis(likely / likely.sum(axis=1, keepdims=True), order, axis=1)
+        return jnp.take_along_axis(chosen, order, axis=1).T, weights.T
+
+    def chosen(logits: jax.Array) -> Any:
+        found, weights = choose.choose(logits, k, normalize=True)
+        return found, weights[:, : len(logits)]
+
+    yield Launch("choice of 48 rows", chosen, expected, (_draw(3, 48, X),))
+
+
+def _experts_of_codes() -> Iterator[Launch]:
+    """Of few rows, of few in tiles, and of more.
+
+    An expert's inner values are quantized, too: where sums differ in their last bit, some become
+    the next float8.
+    """
+    form, norm = Quantization.scheme("fp8"), _draw(5, _E)
+    codes = tuple(QuantizedExperts(**quantize_weight(each, form)) for each in _expert_matrices())
+    for T in (1, 8, 16, 1024):
+        yield _mixed(f"{T} rows", T, norm, codes, 0.06)
+
+
+_EXPERTS = 128, 256, 8  # how many, their width, and those of a token
+
+
+def _expert_matrices() -> tuple[jax.Array, ...]:
+    X, F, _ = _EXPERTS
     matrices = (_draw(6, X, F, _E), _draw(7, X, F, _E), _draw(8, X, _E, F))
-    matrices = tuple(each * each.shape[-1] ** -0.5 for each in matrices)
-    form = Quantization.scheme("fp8")
-    codes = tuple(QuantizedExperts(**quantize_weight(each, form)) for each in matrices)
+    return tuple(each * each.shape[-1] ** -0.5 for each in matrices)
+
+
+def _mixed(what: str, T: int, norm: jax.Array, matrices: Any, near: float) -> Launch:
+    """The experts of T rows, a third of them padding."""
+    X, _, k = _EXPERTS
+    choose = module_of("mosaic", "experts").choose
 
     def read(x: jax.Array, gate: Any) -> jax.Array:
         if not isinstance(gate, QuantizedExperts):
@@ -310,28 +344,9 @@ def _experts() -> Iterator[Launch]:
         options: dict[str, Any] = {"is_token": is_token, "eps": _EPS, "kernels": kernels}
         return mix(routed, norm, matrices, **options, lacks_some=True)
 
-    plain = ((T, "", matrices, 0.03) for T in (1, 8, 64, 200, 4096))
-    quantized = ((T, " of codes", codes, 0.06) for T in (1, 8, 16, 1024))
-    for T, of, given, near in (*plain, *quantized):
-        yield Launch(
-            f"{T} rows{of}",
-            functools.partial(mixed, Kernels("mosaic")),
-            functools.partial(mixed, XLA),
-            (_draw(T, T, _E), _draw(9, T, X), *given),
-            near,
-        )
-
-    def expected(logits: jax.Array) -> Any:
-        likely, chosen = jax.lax.top_k(jax.nn.softmax(logits.astype(jnp.float32), axis=-1), k)
-        order = jnp.argsort(chosen, axis=1)
-        weights = jnp.take_along_axis(likely / likely.sum(axis=1, keepdims=True), order, axis=1)
-        return jnp.take_along_axis(chosen, order, axis=1).T, weights.T
-
-    def chosen(logits: jax.Array) -> Any:
-        found, weights = choose.choose(logits, k, normalize=True)
-        return found, weights[:, : len(logits)]
-
-    yield Launch("choice of 48 rows", chosen, expected, (_draw(3, 48, X),))
+    arguments = (_draw(T, T, _E), _draw(9, T, X), *matrices)
+    run, expected = (functools.partial(mixed, kernels) for kernels in (Kernels("mosaic"), XLA))
+    return Launch(what, run, expected, arguments, near)
 
 
 def _wide(x: jax.Array, linear: QuantizedLinear) -> tuple[jax.Array, jax.Array]:
@@ -384,7 +399,7 @@ def _all_reduce() -> Iterator[Launch]:
 
 
 _AUTO = (jax.sharding.AxisType.Auto,)
-_BY_OP: dict[Op, Callable[[], Iterator[Launch]]] = {
+_BY_OP: dict[TriedOp, Callable[[], Iterator[Launch]]] = {
     "decode": _decode,
     "prefill": _prefill,
     "norm_rope_write": _norm_rope_write,
@@ -393,6 +408,7 @@ _BY_OP: dict[Op, Callable[[], Iterator[Launch]]] = {
     "medium_codes": _medium_codes,
     "large": _large,
     "experts": _experts,
+    "experts of codes": _experts_of_codes,
     "add_norm": _add_norm,
     "silu_mul": _silu_mul,
     "all_reduce": _all_reduce,

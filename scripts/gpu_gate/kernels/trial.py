@@ -4,22 +4,26 @@ import os
 import sys
 import time
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
-from jaxinfer.kernels.implementations import Op
+from jaxinfer.kernels.implementations import MODULES, Op
 from jaxinfer.serving.runner.watchdog import Watchdog
 from scripts.gpu_gate.rows import Row
 
+type TriedOp = Op | Literal["experts of codes"]
+
+TRIED: Sequence[TriedOp] = (*MODULES["mosaic"], "experts of codes")
+"""What a process of its own tries: ops, and what takes long to compile beside the rest of one."""
 LIMIT_S = 10.0
 """Seconds for a launch, compiled before."""
 
 
-def kernel_title(op: Op) -> str:
+def kernel_title(op: TriedOp) -> str:
     """A kernel's name in the table."""
     return f"kernel {op}"
 
 
-def try_kernel(op: Op, limit_s: float = LIMIT_S) -> Row:
+def try_kernel(op: TriedOp, limit_s: float = LIMIT_S) -> Row:
     """Launch a kernel at every shape, and compare its results with XLA's.
 
     A launch that does not end within `limit_s` seconds ends the process, which says its name.

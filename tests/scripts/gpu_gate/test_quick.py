@@ -6,10 +6,10 @@ import subprocess
 
 import pytest
 
-from jaxinfer.kernels.implementations import MODULES
 from jaxinfer.startup_report import StartUpTimes
 from scripts.gpu_gate import children, quick
 from scripts.gpu_gate.kernels import checks
+from scripts.gpu_gate.kernels.trial import TRIED
 from scripts.gpu_gate.processes import TIMED_OUT
 from scripts.gpu_gate.rows import Row
 
@@ -151,7 +151,7 @@ def test_each_kernel_is_tried_alone_and_named_if_it_stands_still(machine):
     tried = machine()
     rows = checks.check_kernels()
     assert all(row.good for row in rows)
-    kernels = len(MODULES["mosaic"])
+    kernels = len(TRIED)
     assert sorted(tried.parts) == ["kernel"] * kernels + ["spinning kernel", "spinning start"]
     assert not checks.stand_still(rows)
     last = "error: kernel small did not answer within 10 s (1 row)"
@@ -160,4 +160,4 @@ def test_each_kernel_is_tried_alone_and_named_if_it_stands_still(machine):
     assert not checks.stand_still([Row("spinning kernel", f"ended with 1: {last}", False)])
     machine(kernel=(1, None))
     bad = [row.name for row in checks.check_kernels() if not row.good]
-    assert bad == [f"kernel {op}" for op in MODULES["mosaic"]]
+    assert bad == [f"kernel {op}" for op in TRIED]

@@ -7,12 +7,12 @@ import sys
 import jax
 import pytest
 
-from jaxinfer.kernels.implementations import MODULES
 from scripts.gpu_gate.kernels.launches import launches
+from scripts.gpu_gate.kernels.trial import TRIED
 from tests.kernels.h200_target import trace_for_h200
 
 
-@pytest.mark.parametrize("op", MODULES["mosaic"])
+@pytest.mark.parametrize("op", TRIED)
 def test_a_kernel_takes_the_shapes_that_it_is_tried_with(op):
     count = 0
     for launch in launches(op):
