@@ -3,7 +3,7 @@
 import math
 
 from jaxinfer.config import EngineConfig
-from jaxinfer.model.adapters.groups import COUNTS, GROUPS, padded_ranks, width_of_outputs
+from jaxinfer.model.adapters.groups import COUNTS, GROUPS, padded_ranks
 from jaxinfer.model.projections import projection_shapes, splits
 from jaxinfer.planning.shapes import BYTES_OF, ModelShape
 
@@ -22,11 +22,11 @@ def adapter_bytes(shape: ModelShape, dtype: str, config: EngineConfig) -> int:
         return 0
     shapes, devices = projection_shapes(shape), config.tensor_parallel_size
     R, values = padded_ranks(config.max_loras, config.max_lora_rank), 0
-    for group, (_, names) in GROUPS.items():
+    for _, names in GROUPS.values():
         _, inputs = shapes[names[0]]
         values += len(names) * R * inputs // splits(names[0], shape, devices)[1]
         for name in names:
             outputs = shapes[name][0] // splits(name, shape, devices)[0]
-            values += outputs * width_of_outputs(group, R)
+            values += outputs * R
     of_counts = math.prod(COUNTS) * _COUNT_BYTES
     return values * shape.num_hidden_layers * BYTES_OF[dtype] + of_counts

@@ -121,7 +121,7 @@ def _low_rank_project():
 
 
 def _low_rank_gated():
-    low_rank = _low_rank(16, 128, _shape(F, 128), _shape(F, 128))
+    low_rank = _low_rank(16, 128, _shape(F, 64), _shape(F, 64))
     return compile_for_h200(medium.gated, _shape(16, E), _shape(F, E), _shape(F, E), low_rank)
 
 

@@ -48,8 +48,7 @@ class AdaptedLinear(OtherLinear):
     Attributes:
         base: the projection without adapters.
         a: ``[n R, I]``, of the group, in the activations' dtype.
-        b: ``[O, R]`` for its own ranks, or ``[O, n R]`` for all, zero for those of others; its
-            scale included.
+        b: ``[O, R]`` for its own ranks; its scale included.
         owned: whose ranks are whose.
         index: its place in the group.
         group_size: n.
@@ -58,7 +57,7 @@ class AdaptedLinear(OtherLinear):
 
     base: AnyLinear
     a: Float[Array, "ranks I"]
-    b: Float[Array, "O own_ranks"]
+    b: Float[Array, "O R"]
     owned: Owned
     index: int = 0
     group_size: int = 1
@@ -109,8 +108,7 @@ class AdaptedLinear(OtherLinear):
         """The projection, and what the group's masked ranks add to it, each rounded."""
         own = self.a.shape[0] // self.group_size
         mine = slice(self.index * own, (self.index + 1) * own)
-        b = self.b if self.b.shape[1] == own else self.b[:, mine]
-        added = xla.contract(ranks[:, mine], b, x.dtype)
+        added = xla.contract(ranks[:, mine], self.b, x.dtype)
         # XLA adds up in the product itself where it can, so that nothing is written twice.
         return project(x, self.base, kernels=self.kernels) + added
 

@@ -2,8 +2,7 @@
 
 Each layer has four groups of projections that read the same input. Of each group there is one array
 ``a [n R, I]``: for each of its n projections L slots of r ranks, side by side, padded to R. And of
-each projection there is ``b``: ``[O, R]``, or of gate and up, which a kernel computes together,
-``[O, 2 R]``, zero for the other's ranks. All are zero where a slot is empty or an adapter has fewer
+each projection there is ``b [O, R]``. All are zero where a slot is empty or an adapter has fewer
 ranks. They are split over devices as the projections are: ``a`` over its inputs, ``b`` over its
 outputs. Beside the "layers" there are "counts", which kernels count in (`Owned`).
 """
@@ -18,7 +17,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from jax.typing import DTypeLike
 from jaxtyping import Array, Int32
 
-from jaxinfer.model.adapters.groups import COUNTS, GROUPS, padded_ranks, width_of_outputs
+from jaxinfer.model.adapters.groups import COUNTS, GROUPS, padded_ranks
 from jaxinfer.model.config import ModelConfig
 from jaxinfer.model.projections import projection_shapes
 
@@ -59,9 +58,8 @@ def describe_slots(
     def describe_group(layer: Mapping[str, Any], group: str) -> dict[str, Any]:
         part, names = GROUPS[group]
         shardings = {name: _sharding(layer[part][name]) for name in names}
-        width = width_of_outputs(group, R)
         of_outputs = {
-            name: describe((shapes[name][0], width), each.mesh, _axes(each)[0])
+            name: describe((shapes[name][0], R), each.mesh, _axes(each)[0])
             for name, each in shardings.items()
         }
         first = shardings[names[0]]
@@ -141,9 +139,8 @@ def _written(group: str, slots: Any, slot: jax.Array, adapter: Any, layer: int) 
     a = rows.reshape(len(names), R, rows.shape[1])
     new = jnp.stack([each["a"][layer] for each in own])
     a = jax.lax.dynamic_update_slice_in_dim(a, new, first, axis=1).reshape(rows.shape)
-    for index, (name, each) in enumerate(zip(names, own, strict=True)):
-        start = first + (index * R if width_of_outputs(group, R) > R else 0)
-        b = jax.lax.dynamic_update_slice_in_dim(of_outputs[name], each["b"][layer], start, axis=1)
+    for name, each in zip(names, own, strict=True):
+        b = jax.lax.dynamic_update_slice_in_dim(of_outputs[name], each["b"][layer], first, axis=1)
         of_outputs[name] = b
     return {"a": a, "b": of_outputs}
 

@@ -18,15 +18,7 @@ ADAPTED = tuple((part, name) for part, names in GROUPS.values() for name in name
 COUNTS = (4, 2)
 """Shape of what kernels count in, int32."""
 
-_SHARES_RANKS = frozenset({"gate_up"})
-"""Groups whose outputs have columns for the ranks of all."""
-
 
 def padded_ranks(num_slots: int, ranks: int) -> int:
     """R: the ranks of all slots, as kernels take them."""
     return -(-num_slots * ranks // RANK_BLOCK) * RANK_BLOCK
-
-
-def width_of_outputs(group: str, R: int) -> int:
-    """Columns of the slots' ``b`` of a group's projections."""
-    return R * (len(GROUPS[group][1]) if group in _SHARES_RANKS else 1)

@@ -77,7 +77,7 @@ def _adapted(B, R, num_slots=8):
     owners = np.repeat(np.arange(num_slots), R // num_slots)
     outputs = (*_QKV, *_MLP)
     weights = [_draw(n, n, 1024) for n in outputs[:-1]] + [_draw(7, outputs[-1], 1024)]
-    groups = [(3, weights[:3], R), (2, weights[3:], 2 * R)]
+    groups = [(3, weights[:3]), (2, weights[3:])]
     return (
         _draw(0, B, 1024) * 32,
         jnp.asarray(slots, jnp.int32),
@@ -86,9 +86,9 @@ def _adapted(B, R, num_slots=8):
             (
                 own,
                 _draw(9 + n, n * R, 1024),
-                [_draw(3 + i, len(w), wide) for i, w in enumerate(own)],
+                [_draw(3 + i, len(w), R) for i, w in enumerate(own)],
             )
-            for n, own, wide in groups
+            for n, own in groups
         ],
     )
 
@@ -114,8 +114,7 @@ def test_ranks_are_added_and_only_a_rows_own(B, R):
     for (weights, a, b), got in zip(groups, found, strict=True):
         ranks = np.where(own[:, : len(a)], wide @ np.asarray(a, np.float64).T, 0.0)
         ranks = np.asarray(jnp.asarray(ranks, jnp.bfloat16), np.float64)
-        size = b[0].shape[1]
-        parts = [ranks[:, i * size :][:, :size] if size == R else ranks for i in range(len(b))]
+        parts = [ranks[:, i * R :][:, :R] for i in range(len(b))]
         exact = [
             wide @ np.asarray(weight, np.float64).T + part @ np.asarray(each, np.float64).T
             for weight, each, part in zip(weights, b, parts, strict=True)

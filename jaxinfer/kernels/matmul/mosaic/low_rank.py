@@ -59,8 +59,7 @@ class LowRank(NamedTuple):
     """Products that are added to others of the same rows, before these are rounded.
 
     Attributes:
-        a: ``[n R, I]``: R ranks for each of `project`'s n weights in turn, or R for both of
-            `gated`'s. R is a multiple of 64.
+        a: ``[n R, I]``: R ranks for each of the n weights in turn. R is a multiple of 64.
         weights: ``[O, R]`` for each weight.
         slots: of each row, ``[B]`` or more.
         owners: of each rank; those of other slots than a row's add nothing to it.

@@ -99,12 +99,18 @@ class _Problem:
         """How many times a stage can be filled with inputs, and with ranks."""
         return tuple(size // (CHUNK * self.config.depth) for size in (self.size, self.ranks))
 
+    @property
+    def own_ranks(self) -> int:
+        """Matrices of a block that have ranks, and sums, of their own."""
+        return self.matrices if self.ranks else 1
+
     def steps(self, operands: _Operands) -> int | Scalar:
-        """How many times this block fills a stage: those that add ranks, for what rows have."""
+        """How many times this block fills a stage: for inputs, and for ranks that rows have."""
         inputs = self.parts[0]
         if operands.low_rank is None:
             return inputs
-        return jnp.where(self.has_ranks, inputs, inputs + operands.low_rank.pieces[0])
+        ranks = operands.low_rank.pieces[0] * self.own_ranks
+        return jnp.where(self.has_ranks, inputs, inputs + ranks)
 
     @property
     def rank_tiles(self) -> int:
@@ -225,8 +231,8 @@ def _run(x, weights, matrices, config, low_rank=None):
         raise ValueError(f"no configuration for x {x.dtype}{x.shape} and weights {shapes}")
     outputs = tuple(w.shape[0] for w in weights[::matrices])
     if low_rank:
-        if len(low_rank.a) != ranks * len(outputs):
-            raise ValueError(f"{len(outputs)} outputs of {ranks} ranks, and a {low_rank.a.shape}")
+        if len(low_rank.a) != ranks * len(weights):
+            raise ValueError(f"{len(weights)} weights of {ranks} ranks, and a {low_rank.a.shape}")
         outputs = (len(low_rank.a), *outputs)
     B, size = x.shape
     p = _Problem(B, size, outputs, matrices, jnp.dtype(x.dtype), config, ranks)
@@ -324,9 +330,12 @@ def _block(p, tree, *refs, xo_smem, w_smem, filled, free, done):
 
 
 def _write(p, consumer, sums, outputs, o_smem):
-    out = sums[:, : p.config.features]
+    width = p.config.features
+    if p.own_ranks == 1:
+        sums = [sums[0][:, i * width : (i + 1) * width] for i in range(p.matrices)]
+    out = sums[0]
     if p.matrices == 2:
-        out = out / (1.0 + jnp.exp(-out)) * sums[:, p.config.features :]
+        out = out / (1.0 + jnp.exp(-out)) * sums[1]
     store_anyhow(o_smem.at[consumer], out.astype(p.dtype))
     plgpu.commit_smem()
 
@@ -342,8 +351,9 @@ def _write(p, consumer, sums, outputs, o_smem):
 
 def _write_ranks(p, consumer, sums, low_rank, ranks):
     """Writes this consumer's ranks, and says so to the blocks that wait for them."""
-    columns = pl.ds(p.tile * p.columns, p.columns)
-    adapters.write_own(sums, low_rank, p.rows_of(consumer), columns, ranks)
+    for index, part in enumerate(sums):
+        columns = pl.ds(p.tile * p.columns + index * part.shape[1], part.shape[1])
+        adapters.write_own(part, low_rank, p.rows_of(consumer), columns, ranks)
     adapters.count(low_rank.counts, p.row // p.config.rows)
 
 
@@ -357,12 +367,16 @@ def _stream(p, free, copy):
 
 
 def _stream_ranks(p, operands, free, copy):
-    """Goes on as `_stream` did, for the ranks that any row has."""
+    """Goes on as `_stream` did, for the ranks that any row has.
+
+    With `copy(first rank, stage, slot, first column)`, where each of a block's matrices has ranks.
+    """
     inputs, pieces = p.parts[0], operands.low_rank.pieces
-    fill = functools.partial(_fill, p, free, copy)
 
     def fill_next(index, _):
-        fill(inputs + index, pieces[index + 1])
+        for matrix in range(p.own_ranks):
+            step = inputs + index * p.own_ranks + matrix
+            _fill(p, free, functools.partial(copy, matrix * p.ranks), step, pieces[index + 1])
 
     lax.fori_loop(0, pieces[0], fill_next, None)
 
@@ -399,7 +413,9 @@ def _stream_weights(p, operands, w_smem, filled, free, output, feature):
 
     _stream(p, free, of_output(operands.weights))
     if p.ranks:
-        _stream_ranks(p, operands, free, of_output(operands.low_rank.weights))
+        of_ranks = of_output(operands.low_rank.weights)
+        # Both matrices' weights are read for the ranks of each, and half of them used.
+        _stream_ranks(p, operands, free, lambda _, *place: of_ranks(*place))
 
 
 def _stream_rows(p, operands, outputs, x_smem, filled, free):
@@ -422,32 +438,51 @@ def _stream_rows(p, operands, outputs, x_smem, filled, free):
         others = p.blocks_of_features * p.config.share_rows - p.rank_tiles
         block = p.row // p.config.rows
         adapters.wait(operands.low_rank.counts, block, ready=ready, others=others)
-        first = p.first_rank if len(p.outputs) > 2 else None
-        _stream_ranks(p, operands, free, functools.partial(copy, outputs[0], first))
+        output = p.first_rank if len(p.outputs) > 2 else 0
+
+        def copy_ranks(first, *place):
+            copy(outputs[0], output + first, *place)
+
+        _stream_ranks(p, operands, free, copy_ranks)
 
 
 def _multiply(p, operands, consumer, x_smem, w_smem, filled, free):
-    """This consumer's rows times every matrix of the block, side by side."""
+    """This consumer's rows times the block's matrices: side by side, or each for itself.
+
+    Returns:
+        Sums: of every matrix those of its own, where it has ranks of its own; else of all.
+    """
     stages, depth, group = p.config.stages, p.config.depth, p.config.group
-    steps = p.steps(operands)
+    steps, width = p.steps(operands), p.columns // p.own_ranks
 
-    def products(sums):
-        def one(step, _):
-            stage = lax.rem(step, jnp.int32(stages))
-            plgpu.barrier_wait(filled.at[stage])
-            for chunk in range(depth):
-                slot = stage * depth + chunk
-                rows = x_smem.at[slot, pl.ds(consumer * group, group)]
-                plgpu.wgmma(sums, rows, w_smem.at[slot].transpose((1, 0)))
-            plgpu.wgmma_wait(depth)  # The last step's products are done.
-            last = step - 1
+    def multiply(step, sums, first):
+        """Multiplies what a stage holds, by weights from a column on for each of the sums."""
+        stage = lax.rem(step, jnp.int32(stages))
+        plgpu.barrier_wait(filled.at[stage])
+        for chunk in range(depth):
+            slot = stage * depth + chunk
+            rows = x_smem.at[slot, pl.ds(consumer * group, group)]
+            for index, each in enumerate(sums):
+                weights = w_smem.at[slot, pl.ds((first + index) * width, width)]
+                plgpu.wgmma(each, rows, weights.transpose((1, 0)))
+        plgpu.wgmma_wait(depth * len(sums))  # The last step's products are done.
+        last = step - 1
 
-            # Only where a block waits for it: other blocks of the cluster may have ended.
-            @pl.when((step > 0) & (last + stages < steps))
-            def _():
-                plgpu.barrier_arrive(free.at[lax.rem(last, jnp.int32(stages))])
+        # Only where a block waits for it: other blocks of the cluster may have ended.
+        @pl.when((step > 0) & (last + stages < steps))
+        def _():
+            plgpu.barrier_arrive(free.at[lax.rem(last, jnp.int32(stages))])
 
-        lax.fori_loop(0, steps, one, None)
-        return sums[...]
+    def products(*sums):
+        inputs = steps if p.own_ranks == 1 else p.parts[0]
+        lax.fori_loop(0, inputs, lambda step, _: multiply(step, sums, 0), None)
 
-    return pl.run_scoped(products, plgpu.ACC((group, p.columns), jnp.float32))
+        def add_ranks(index, _):
+            for matrix, each in enumerate(sums):
+                multiply(inputs + index * len(sums) + matrix, [each], matrix)
+
+        if p.own_ranks > 1:
+            lax.fori_loop(0, (steps - inputs) // p.own_ranks, add_ranks, None)
+        return tuple(each[...] for each in sums)
+
+    return pl.run_scoped(products, *[plgpu.ACC((group, width), jnp.float32)] * p.own_ranks)

@@ -75,7 +75,7 @@ def choose(
     rows, group = cut
     row_blocks = -(-B // rows)
     outputs = [features for features, _ in shapes[::matrices]]
-    all_ranks = ranks * len(outputs)
+    all_ranks = ranks * len(shapes)
     one_wave = functools.partial(_one_wave, outputs, row_blocks, all_ranks, matrices)
     many = rows > 2 * _GROUP or group > _GROUP
     widest = (_WIDEST_OF_MANY_ROWS if many else WIDEST) // matrices
