@@ -9,7 +9,7 @@ from typing import Any
 from scripts.gpu_gate.processes import TIMED_OUT, run
 from scripts.gpu_gate.rows import Row
 
-SMALL_SHARE = {"XLA_CLIENT_MEM_FRACTION": "0.08"}
+SMALL_SHARE = {"XLA_CLIENT_MEM_FRACTION": "0.06"}
 """Beside an engine that takes 75% of the GPU, as all do that set nothing."""
 
 

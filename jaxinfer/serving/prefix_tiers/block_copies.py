@@ -5,6 +5,7 @@ import time
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple, Protocol
 
+from jaxinfer.serving.prefix_tiers.block_rows import BlockRow
 from jaxinfer.serving.prefix_tiers.tier_counts import TierCounts
 
 
@@ -15,6 +16,7 @@ class Fetch:
     Attributes:
         keys: of the blocks, in the order of their positions.
         blocks: their contents in host memory; None where the next tier has them. Empty when done.
+        num_staged: rows that their arrays take on the devices.
         rows: the contents on the devices, of the leading blocks that were still there.
         began: by `time.monotonic`.
         is_done: whether `rows` is final.
@@ -22,8 +24,9 @@ class Fetch:
     """
 
     keys: Sequence[bytes]
-    blocks: list[Any]
-    rows: list[Any] = dataclasses.field(default_factory=list)
+    blocks: list[BlockRow | None]
+    num_staged: int = 0
+    rows: list[BlockRow] = dataclasses.field(default_factory=list)
     began: float = dataclasses.field(default_factory=time.monotonic)
     is_done: bool = False
     is_released: bool = False
@@ -39,7 +42,7 @@ class CopyBack(NamedTuple):
     """
 
     fetch: Fetch
-    rows: Sequence[Any]
+    rows: Sequence[BlockRow]
     blocks: Sequence[int]
 
 
@@ -79,7 +82,7 @@ class BlockTransfers(Protocol):
         ...
 
     def fetch(self, keys: Sequence[bytes]) -> Fetch:
-        """Begin to bring a chain of blocks to the devices."""
+        """Begin to bring a chain of blocks to the devices, or as many leading ones as fit there."""
         ...
 
     def release(self, fetch: Fetch) -> None:

@@ -4,16 +4,16 @@ import itertools
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
 
+from jaxinfer.serving.prefix_tiers.block_rows import BlockRow, HeldRows
 from jaxinfer.serving.prefix_tiers.next_tier import NextTier, NoNextTier
 from jaxinfer.serving.prefix_tiers.tier_counts import TierCounts
 
 
 class HostTier:
-    """Blocks of a fixed size in host memory, at most `num_blocks` beside those being fetched.
+    """Blocks of a fixed size in host memory, whose arrays have at most `num_blocks` rows.
 
-    Thread-safe.
+    Those being fetched may have more. Thread-safe.
 
     A block that has to leave is handed to the next tier by the thread that puts another one.
 
@@ -21,20 +21,23 @@ class HostTier:
         num_blocks: capacity.
         next_tier: what takes blocks that leave, and is asked for those that are not here.
         pack: a block's bytes.
-        unpack: the block of these bytes, in host memory; raises ValueError if they are none.
+        unpack: the blocks of these bytes each, in host memory; raises ValueError if some are none.
     """
 
     def __init__(
         self,
         num_blocks: int,
         next_tier: NextTier | None = None,
-        pack: Callable[[Any], bytes | memoryview] = bytes,
-        unpack: Callable[[bytes], Any] = bytes,
+        pack: Callable[[BlockRow], bytes | memoryview] = lambda block: block.rows[block.place],
+        unpack: Callable[[Sequence[bytes]], Sequence[BlockRow]] = lambda data: [
+            BlockRow([each], 0) for each in data
+        ],
     ) -> None:
         self.num_blocks = num_blocks
         self._next: NextTier = NoNextTier() if next_tier is None else next_tier
         self._pack, self._unpack = pack, unpack
-        self._blocks: OrderedDict[bytes, Any] = OrderedDict()
+        self._blocks: OrderedDict[bytes, BlockRow] = OrderedDict()
+        self._rows = HeldRows()
         self._lock = threading.Lock()
         self._num_forgotten = 0
 
@@ -49,7 +52,7 @@ class HostTier:
         """Whether the block is here."""
         return key in self._blocks
 
-    def take(self, key: bytes) -> Any | None:
+    def take(self, key: bytes) -> BlockRow | None:
         """The block, now the most recently used; None if it is not here."""
         with self._lock:
             block = self._blocks.get(key)
@@ -57,28 +60,33 @@ class HostTier:
                 self._blocks.move_to_end(key)
             return block
 
-    def take_next(self, key: bytes) -> Any | None:
-        """The block from the next tier, which is put here, too; None if it is lost."""
-        so_far = self._num_forgotten
-        data = self._next.read(key)
-        if data is None:
-            return None
+    def take_next(self, keys: Sequence[bytes]) -> Sequence[BlockRow]:
+        """The leading blocks from the next tier, which are put here, too: until one is lost."""
+        so_far, data = self._num_forgotten, []
+        for key in keys:
+            each = self._next.read(key)
+            if each is None:
+                break
+            data.append(each)
         try:
-            block = self._unpack(data)
+            blocks = self._unpack(data)
         except ValueError:  # the bytes of another layout
-            return None
+            return []
         if self._num_forgotten == so_far:  # or it may be what was forgotten meanwhile
-            self.put(key, block)
-        return block
+            for key, block in zip(keys, blocks, strict=False):
+                self.put(key, block)
+        return blocks
 
-    def put(self, key: bytes, block: Any) -> None:
+    def put(self, key: bytes, block: BlockRow) -> None:
         """Keep a block; what has to leave for it goes to the next tier."""
-        evicted: list[tuple[bytes, Any]] = []
+        evicted: list[tuple[bytes, BlockRow]] = []
         with self._lock:
+            self._drop([key])
             self._blocks[key] = block
-            self._blocks.move_to_end(key)
-            while len(self._blocks) > self.num_blocks:
+            self._rows.add(block)
+            while self._blocks and self._rows.count > self.num_blocks:
                 evicted.append(self._blocks.popitem(last=False))
+                self._rows.drop([evicted[-1][1]])
         for old, gone in evicted:
             if self._next.wants(old):
                 self._next.write(old, self._pack(gone))
@@ -87,21 +95,20 @@ class HostTier:
         """Drop blocks, in the next tier too."""
         with self._lock:
             self._num_forgotten += 1
-            for key in keys:
-                self._blocks.pop(key, None)
+            self._drop(keys)
         self._next.forget(keys)
 
     def clear(self) -> None:
         """Drop all blocks here; the next tier keeps its own."""
         with self._lock:
-            self._blocks.clear()
+            self._drop(list(self._blocks))
 
     def count(self, counts: TierCounts) -> None:
         """Write what both tiers hold into an engine's counts."""
         counts.held_blocks, counts.capacity_blocks = len(self), self.num_blocks
         self._next.count(counts)
 
-    def close(self, last: Iterable[tuple[bytes, Any]] = ()) -> None:
+    def close(self, last: Iterable[tuple[bytes, BlockRow]] = ()) -> None:
         """Hand blocks to the next tier, as many as it takes; may be called again.
 
         No other thread may put blocks any more.
@@ -111,6 +118,10 @@ class HostTier:
                 comes first.
         """
         blocks, self._blocks = self._blocks, OrderedDict()
+        self._rows = HeldRows()
         leaving = itertools.chain(last, ((key, blocks[key]) for key in reversed(blocks)))
         self._next.close((key, self._pack(block)) for key, block in leaving)
         self._next = NoNextTier()
+
+    def _drop(self, keys: Sequence[bytes]) -> None:
+        self._rows.drop([self._blocks.pop(key) for key in keys if key in self._blocks])

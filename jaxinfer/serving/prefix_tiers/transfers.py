@@ -10,8 +10,10 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 import jax
+from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxinfer.serving.prefix_tiers.block_copies import Fetch
+from jaxinfer.serving.prefix_tiers.block_rows import MOST_BLOCKS, BlockRow, arrays_of, num_rows
 from jaxinfer.serving.prefix_tiers.fetch_policy import FetchPolicy
 from jaxinfer.serving.prefix_tiers.host_tier import HostTier
 from jaxinfer.serving.prefix_tiers.tier_counts import TierCounts
@@ -19,21 +21,22 @@ from jaxinfer.serving.prefix_tiers.tier_counts import TierCounts
 logger = logging.getLogger("jaxinfer")
 
 _PATIENCE_S = 0.5  # for room on the devices; then the blocks are computed again
+_ROWS_IF_READ = 2  # that a block from the next tier takes at most, with an array's padding
 _SETTLING_S = 5.0  # for copies that had begun; what is called off begins no more
 
 
 class Transfers:
     """The threads of both directions, and what is on its way.
 
-    A block travels as one array, a row of it for each device. Rows are gathered into fresh arrays
-    before a step overwrites the pages, and one thread copies these to pinned host memory. A second
-    thread brings rows back to the devices, where a later step writes them to pages. In both
-    directions at most `most_staged` blocks lie on the devices beside the pages.
+    Blocks travel as rows of arrays (`BlockRow`), with a part for each device. They are gathered
+    into fresh arrays before a step overwrites the pages, and one thread copies these to pinned host
+    memory. A second thread brings arrays back to the devices, where a later step writes them to
+    pages. In both directions at most `most_staged` rows lie on the devices beside the pages.
 
     Args:
         tier: holds the blocks.
         policy: is told how long fetches take.
-        rows: shape, dtype and sharding of a block's array on the devices.
+        row: shape, dtype and sharding of a block on the devices.
         most_staged: blocks on their way in one direction at most.
         within: makes the context manager that the threads run in.
     """
@@ -42,17 +45,17 @@ class Transfers:
         self,
         tier: HostTier,
         policy: FetchPolicy,
-        rows: jax.ShapeDtypeStruct,
+        row: jax.ShapeDtypeStruct,
         most_staged: int,
         within: Callable[[], AbstractContextManager[object]],
     ) -> None:
-        assert rows.sharding is not None
+        assert isinstance(row.sharding, NamedSharding)
         self.tier, self.policy = tier, policy
         self.most_staged = most_staged
-        self.block_bytes = rows.size * rows.dtype.itemsize
+        self.block_bytes = row.size * row.dtype.itemsize
         self.counts = TierCounts(capacity_blocks=tier.num_blocks)
-        self._on_devices = rows.sharding
-        self._on_host = rows.sharding.with_memory_kind("pinned_host")
+        self._on_devices = sharding_of_rows(row)
+        self._on_host = self._on_devices.with_memory_kind("pinned_host")
         self._changed = threading.Condition()
         self._expected: set[bytes] = set()  # to be launched
         self._wanted: dict[bytes, int] = {}  # the same and those on their way, numbered
@@ -89,18 +92,29 @@ class Transfers:
             self._wanted[key] = next(self._numbers)
         return True
 
-    def copy_out(self, keys: Sequence[bytes], rows: Sequence[jax.Array]) -> None:
-        """Keep blocks whose rows were launched; returns at once."""
+    def copy_out(self, keys: Sequence[bytes], rows: jax.Array) -> None:
+        """Keep blocks, the first rows of an array that was launched; returns at once."""
         with self._changed:
             self._expected.difference_update(keys)
-            self._num_outgoing += len(keys)
+            self._num_outgoing += len(rows)
             # A block that was forgotten and then expected anew is another one.
             numbers = [self._wanted.get(key) for key in keys]
-        self._outward.submit(self._store, keys, numbers, rows[: len(keys)])
+        self._outward.submit(self._store, keys, numbers, rows)
 
     def fetch(self, keys: Sequence[bytes]) -> Fetch:
-        """Begin to bring blocks to the devices, at most `most_staged`; returns at once."""
-        fetch = Fetch(keys, [self.tier.take(key) for key in keys])
+        """Begin to bring the leading blocks whose arrays fit the devices; returns at once."""
+        blocks, num_staged, arrays = [], 0, set()
+        for key in keys[: self.most_staged]:
+            block = self.tier.take(key)
+            more = _ROWS_IF_READ
+            if block is not None:
+                more = 0 if id(block.rows) in arrays else len(block.rows)
+                arrays.add(id(block.rows))
+            if blocks and num_staged + more > self.most_staged:
+                break
+            blocks.append(block)
+            num_staged += more
+        fetch = Fetch(keys[: len(blocks)], blocks, num_staged)
         with self._changed:
             self._fetches.add(fetch)
         self._inward.submit(self._bring, fetch)
@@ -112,7 +126,7 @@ class Transfers:
             if fetch.is_released:
                 return
             fetch.is_released = fetch.is_done = True
-            self._num_staged -= len(fetch.rows)
+            self._num_staged -= num_rows(fetch.rows)
             self._fetches.discard(fetch)
             fetch.rows, fetch.blocks = [], []
             self._changed.notify_all()
@@ -170,75 +184,93 @@ class Transfers:
         for fetch in fetches:
             self.release(fetch)
 
-    def _store(
-        self, keys: Sequence[bytes], numbers: Sequence[int | None], rows: Sequence[jax.Array]
-    ) -> None:
+    def _store(self, keys: Sequence[bytes], numbers: Sequence[int | None], rows: jax.Array) -> None:
         """Copy rows to host memory and put them into the tier."""
-        blocks: Sequence[Any] = ()
+        stored: jax.Array | None = None
         try:
-            blocks = jax.block_until_ready(jax.device_put(list(rows), self._on_host))
+            stored = jax.block_until_ready(jax.device_put(rows, self._on_host))
         except Exception as error:  # memory of either side; a lost block costs its computation
             logger.warning("%d KV blocks were not kept: %s", len(keys), error)
         with self._changed:
-            self._num_outgoing -= len(keys)
+            self._num_outgoing -= len(rows)
             now = [self._wanted.get(key) for key in keys]
             wanted = [a is not None and a == b for a, b in zip(now, numbers, strict=True)]
             for key, is_wanted in zip(keys, wanted, strict=True):
                 if is_wanted:
                     del self._wanted[key]
-            if not blocks:
+            if stored is None:
                 self.counts.dropped_blocks += len(keys)
-            self.counts.bytes_out += len(blocks) * self.block_bytes
-        for key, block, is_wanted in zip(keys, blocks, wanted, strict=False):
+                return
+            self.counts.bytes_out += len(stored) * self.block_bytes
+        for place, (key, is_wanted) in enumerate(zip(keys, wanted, strict=True)):
             if is_wanted:
-                self.tier.put(key, block)
+                self.tier.put(key, BlockRow(stored, place))
 
     def _bring(self, fetch: Fetch) -> None:
         """Bring blocks to the devices, as soon as there is room."""
+        most_staged = max(self.most_staged, fetch.num_staged)
         with self._changed:
             has_room = self._changed.wait_for(
-                lambda: fetch.is_released or self._num_staged + len(fetch.keys) <= self.most_staged,
+                lambda: fetch.is_released or self._num_staged + fetch.num_staged <= most_staged,
                 timeout=_PATIENCE_S,
             )
             if fetch.is_released:
                 return
             blocks = fetch.blocks if has_room else []
-            self._num_staged += len(fetch.keys)
-        start, rows = time.perf_counter(), []
+            self._num_staged += fetch.num_staged
+        start = time.perf_counter()
+        rows: list[BlockRow] = []
         try:
             blocks = self._found(fetch, blocks)
             start = time.perf_counter()
             if blocks and not fetch.is_released:
-                rows = jax.block_until_ready(jax.device_put(blocks, self._on_devices))
+                rows = self._on_device(blocks)
         except Exception as error:
             logger.warning("%d KV blocks are computed again: %s", len(fetch.keys), error)
         num_bytes = len(rows) * self.block_bytes
         self.policy.fetched.note(num_bytes, time.perf_counter() - start)
         with self._changed:
-            if fetch.is_released:
-                self._num_staged -= len(fetch.keys)
-            else:
-                self._num_staged -= len(fetch.keys) - len(rows)
+            self._num_staged -= fetch.num_staged
+            if not fetch.is_released:
+                self._num_staged += num_rows(rows)
                 fetch.rows, fetch.blocks, fetch.is_done = rows, [], True
             self.counts.bytes_in += num_bytes
             self._changed.notify_all()
         self._has_news.set()
 
-    def _found(self, fetch: Fetch, blocks: Sequence[Any]) -> list[Any]:
+    def _on_device(self, blocks: Sequence[BlockRow]) -> list[BlockRow]:
+        """Blocks in host memory, copied to the devices by whole arrays."""
+        arrays = arrays_of(blocks)
+        copies = jax.block_until_ready(jax.device_put(arrays, self._on_devices))
+        copied = {id(old): new for old, new in zip(arrays, copies, strict=True)}
+        return [BlockRow(copied[id(rows)], place) for rows, place in blocks]
+
+    def _found(self, fetch: Fetch, blocks: Sequence[BlockRow | None]) -> list[BlockRow]:
         """The leading blocks in host memory; those that are not come from the next tier."""
-        found, num_read, start = [], 0, time.perf_counter()
-        for key, block in zip(fetch.keys, blocks, strict=False):
-            if block is None:
-                if fetch.is_released:
-                    break
-                block = self.tier.take_next(key)
-                if block is None:
-                    break
-                num_read += 1
-            found.append(block)
+        found: list[BlockRow] = []
+        num_read, start = 0, time.perf_counter()
+        while len(found) < len(blocks) and not fetch.is_released:
+            first = len(found)
+            block = blocks[first]
+            if block is not None:
+                found.append(block)
+                continue
+            lacking = itertools.takewhile(lambda each: each is None, blocks[first:])
+            keys = fetch.keys[first : first + min(len(list(lacking)), MOST_BLOCKS)]
+            read = self.tier.take_next(keys)
+            found += read
+            num_read += len(read)
+            if len(read) < len(keys):
+                break
         self.policy.read.note(num_read * self.block_bytes, time.perf_counter() - start)
         self.counts.next_hits += num_read
         return found
+
+
+def sharding_of_rows(row: jax.ShapeDtypeStruct) -> NamedSharding:
+    """The sharding of an array of several blocks."""
+    assert isinstance(row.sharding, NamedSharding)
+    return NamedSharding(row.sharding.mesh, PartitionSpec(None, *row.sharding.spec))
 
 
 _here = threading.local()

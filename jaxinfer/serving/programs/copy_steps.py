@@ -41,7 +41,7 @@ def copy_blocks(kv: KVCache, pairs: Int32[Array, "2 n"]) -> KVCache:
     return with_pages(kv, copied)
 
 
-def gather_rows(kv: KVCache, ids: Int32[Array, " n"]) -> tuple[Shaped[Array, "1 width"], ...]:
+def gather_rows(kv: KVCache, ids: Int32[Array, " n"]) -> Shaped[Array, "n 1 width"]:
     """Blocks `ids` as one row of integers each: all leaves of a block, bit by bit.
 
     The pages stay as they are. On each device a row is its own part of the block.
@@ -49,14 +49,13 @@ def gather_rows(kv: KVCache, ids: Int32[Array, " n"]) -> tuple[Shaped[Array, "1 
     pages = jax.tree.leaves(paged(kv))
     unit = unit_of(pages)
     parts = [_as_units(each.at[ids].get(mode="clip"), unit) for each in pages]
-    rows = jnp.concatenate(parts, axis=1)
-    return tuple(rows[i : i + 1] for i in range(ids.size))
+    return jnp.concatenate(parts, axis=1)[:, None]
 
 
 def scatter_rows(
-    kv: KVCache, ids: Int32[Array, " n"], rows: tuple[Shaped[Array, "1 width"], ...]
+    kv: KVCache, ids: Int32[Array, " n"], rows: tuple[Shaped[Array, "_ 1 width"], ...]
 ) -> KVCache:
-    """The pages with blocks `ids` replaced by what `gather_rows` gave; `kv` is donated.
+    """The pages with blocks `ids` replaced by rows of arrays of `gather_rows`; `kv` is donated.
 
     Padding has id 0, reserved for it.
     """
@@ -64,7 +63,7 @@ def scatter_rows(
     unit = unit_of(pages)
     widths = [math.prod(each.shape[1:]) * each.dtype.itemsize // unit.itemsize for each in pages]
     ends = list(itertools.accumulate(widths))
-    parts = jnp.split(jnp.concatenate(rows), ends[:-1], axis=1)
+    parts = jnp.split(jnp.concatenate(rows)[:, 0], ends[:-1], axis=1)
     copied = [
         each.at[ids].set(_from_units(part, each), mode="drop")
         for each, part in zip(pages, parts, strict=True)

@@ -4,7 +4,6 @@ import itertools
 import logging
 import os
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
 
 import jax
 import numpy as np
@@ -14,11 +13,12 @@ from jaxinfer.config import EngineConfig
 from jaxinfer.errors import CapacityError
 from jaxinfer.planning.blocks import staged_blocks
 from jaxinfer.serving.compile.jax_settings import JaxSettings
+from jaxinfer.serving.prefix_tiers.block_rows import MOST_BLOCKS, BlockRow, array_sizes
 from jaxinfer.serving.prefix_tiers.fetch_policy import FetchPolicy
 from jaxinfer.serving.prefix_tiers.host_tier import HostTier
 from jaxinfer.serving.prefix_tiers.next_tier import NextTier
-from jaxinfer.serving.prefix_tiers.transfers import Transfers
-from jaxinfer.serving.programs.kinds.block_rows import ROWS_A_COPY, BlockRowCopies, block_row
+from jaxinfer.serving.prefix_tiers.transfers import Transfers, sharding_of_rows
+from jaxinfer.serving.programs.kinds.block_rows import BlockRowCopies, block_row
 from jaxinfer.serving.programs.programs import Programs
 from jaxinfer.serving.programs.upload import upload
 from jaxinfer.serving.runner.runner import Runner
@@ -62,6 +62,8 @@ def start_transfers(
             f"kv_offloading_size={config.kv_offloading_size:g} GiB holds no KV block, of which "
             f"each takes {block_bytes / 2**20:.2f} MiB; raise it"
         )
+    if platform == "gpu":
+        take_pinned(row, num_blocks)
     return Transfers(
         HostTier(num_blocks, open_files(block_bytes), pack=_pack, unpack=_unpack(row)),
         FetchPolicy(),
@@ -71,7 +73,19 @@ def start_transfers(
     )
 
 
-def read_rows(runner: Runner, transfers: Transfers, blocks: Sequence[int]) -> Iterator[jax.Array]:
+def take_pinned(row: jax.ShapeDtypeStruct, num_blocks: int) -> None:
+    """Have XLA pin the memory of so many blocks, which it keeps: pinning stops all other work.
+
+    XLA's pool grows by doubling, so that it may pin up to twice as much.
+    """
+    sharding = sharding_of_rows(row)
+    zeros = jax.device_put(np.zeros((MOST_BLOCKS, *row.shape), row.dtype), sharding)
+    on_host = sharding.with_memory_kind("pinned_host")
+    arrays = [jax.device_put(zeros, on_host) for _ in range(-(-num_blocks // MOST_BLOCKS))]
+    jax.block_until_ready(arrays)
+
+
+def read_rows(runner: Runner, transfers: Transfers, blocks: Sequence[int]) -> Iterator[BlockRow]:
     """The contents of blocks of the devices, read as they are asked for, behind launched steps.
 
     Ends early, with a warning, if the devices fail.
@@ -81,25 +95,36 @@ def read_rows(runner: Runner, transfers: Transfers, blocks: Sequence[int]) -> It
         transfers, runner.launcher.program, lambda ids: upload(ids, whole), jax.block_until_ready
     )
     try:
-        for part in itertools.batched(blocks, ROWS_A_COPY):
+        left = iter(blocks)
+        for size in array_sizes(len(blocks)):
+            part = list(itertools.islice(left, size))
             runner.launches.wait()
-            yield from copies.rows(runner.launcher.resident.kv, part)[: len(part)]
+            rows = copies.rows(runner.launcher.resident.kv, part, size)
+            yield from (BlockRow(rows, index) for index in range(len(part)))
     except Exception as error:
         logger.warning("KV blocks on the devices were not written to files: %s", error)
 
 
-def _pack(block: jax.Array) -> memoryview:
-    """A block's bytes, all devices' rows one after the other."""
-    return memoryview(np.ascontiguousarray(np.asarray(block)).reshape(-1).view(np.uint8))
+def _pack(block: BlockRow) -> memoryview:
+    """A block's bytes, all devices' parts one after the other."""
+    of_block = np.asarray(block.rows)[block.place]
+    return memoryview(np.ascontiguousarray(of_block).reshape(-1).view(np.uint8))
 
 
-def _unpack(row: jax.ShapeDtypeStruct) -> Callable[[bytes], Any]:
-    """Makes the block of some bytes, in pinned host memory; ValueError if they are too few."""
-    assert row.sharding is not None
-    on_host = row.sharding.with_memory_kind("pinned_host")
+def _unpack(row: jax.ShapeDtypeStruct) -> Callable[[Sequence[bytes]], list[BlockRow]]:
+    """Makes blocks of their bytes, in pinned host memory; ValueError if they are too few."""
+    on_host = sharding_of_rows(row).with_memory_kind("pinned_host")
 
-    def unpack(data: bytes) -> jax.Array:
-        return jax.device_put(np.frombuffer(data, row.dtype).reshape(row.shape), on_host)
+    def unpack(data: Sequence[bytes]) -> list[BlockRow]:
+        parts, blocks = iter(data), []
+        for size in array_sizes(len(data)):
+            rows = np.zeros((size, *row.shape), row.dtype)
+            count = 0
+            for count, each in enumerate(itertools.islice(parts, size), 1):
+                rows[count - 1] = np.frombuffer(each, row.dtype).reshape(row.shape)
+            on = jax.device_put(rows, on_host)
+            blocks += [BlockRow(on, index) for index in range(count)]
+        return blocks
 
     return unpack
 

@@ -17,6 +17,7 @@ from jaxinfer import LLM, EngineConfig, Intervention, LoRARequest, SamplingParam
 from jaxinfer.errors import CapacityError
 from jaxinfer.serving.engine.metrics import Counter, Gauge
 from jaxinfer.serving.prefix_tiers.block_file import file_bytes
+from jaxinfer.serving.prefix_tiers.block_rows import BlockRow
 from jaxinfer.serving.prefix_tiers.fetch_policy import LEAST_BLOCKS, FetchPolicy
 from jaxinfer.serving.prefix_tiers.file_tier import FileTier
 from jaxinfer.serving.prefix_tiers.file_writer import FileWriter
@@ -301,8 +302,8 @@ def test_blocks_that_may_hold_nan_leave_the_files_too(tmp_path: Path) -> None:
     files = FileTier(tmp_path, "0" * 64, 4, 1 << 20)
     tier = HostTier(1, FileWriter(files))
     one, two = b"1" * 32, b"2" * 32
-    tier.put(one, b"nan!")
-    tier.put(two, b"fine")
+    tier.put(one, BlockRow([b"nan!"], 0))
+    tier.put(two, BlockRow([b"fine"], 0))
     tier.forget([one, two])
     assert one not in tier
     assert two not in tier

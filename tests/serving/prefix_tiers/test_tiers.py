@@ -10,6 +10,7 @@ import pytest
 
 from jaxinfer import CapacityError, Capture
 from jaxinfer.serving.prefix_tiers.block_copies import CopyBack, TierCopies
+from jaxinfer.serving.prefix_tiers.block_rows import num_rows
 from jaxinfer.serving.programs.kinds.block_rows import BlockRowsKey
 from jaxinfer.serving.programs.program_set import all_programs
 from jaxinfer.serving.requests.request import RequestStatus
@@ -80,6 +81,21 @@ def test_all_at_once_they_are_fetched_in_turn(llm):
     assert sum(output.num_cached_tokens for output in again) >= 5 * 32
     parts(llm).scheduler.check_invariants()
     assert parts(llm).runner.transfers._num_staged == 0
+
+
+def test_long_conversations_travel_in_few_arrays():
+    sizes = {"num_kv_blocks": 31, "max_model_len": 240}  # blocks of one conversation
+    with small_llm(**TIERS | sizes) as llm:
+        prompts = conversations(2, 221, seed=16)
+        first = ask(llm, prompts)
+        settle(llm)
+        assert ids(ask(llm, prompts)) == ids(first)
+        transfers = parts(llm).runner.transfers
+        counts, blocks = transfers.snapshot(), transfers.tier._blocks.values()
+        assert {len(block.rows) for block in blocks} == {1, 16}
+        assert len(blocks) <= transfers.tier._rows.count == num_rows(blocks)
+        assert counts.bytes_in >= 40 * transfers.block_bytes
+        assert [each.num_cached_tokens for each in ask(llm, prompts[:1])] == [216]
 
 
 def test_requests_that_share_a_beginning_get_their_own_ends(llm):
@@ -312,7 +328,7 @@ def test_a_block_that_was_forgotten_and_came_anew_is_the_new_one():
         ask(llm, conversations(2, seed=13))  # so that blocks differ
         transfers, kv = parts(llm).runner.transfers, parts(llm).runner.resident.kv
         copies, key, held = parts(llm).runner.launcher._rows, b"key", threading.Event()
-        rows = [np.asarray(row) for row in copies.rows(kv, [1, 2])[:2]]
+        rows = np.asarray(copies.rows(kv, [1, 2], 16))[:2]
         assert not np.array_equal(*rows)
         transfers._outward.submit(held.wait)  # both copies wait behind it
         for block in (1, 2):
@@ -320,7 +336,7 @@ def test_a_block_that_was_forgotten_and_came_anew_is_the_new_one():
             assert transfers.expect(key)
             copies.copy_out(kv, TierCopies([(block, key)], []))
         kept = []
-        transfers.tier.put = lambda key, block: kept.append(np.asarray(block))
+        transfers.tier.put = lambda key, block: kept.append(np.asarray(block.rows)[block.place])
         held.set()
         settle(llm)
         np.testing.assert_array_equal(kept, rows[1:])
