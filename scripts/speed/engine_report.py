@@ -4,6 +4,7 @@ import dataclasses
 from typing import TYPE_CHECKING, Any
 
 from jaxinfer.measure.machine import describe_machine
+from jaxinfer.model.quantized.quantization import SCHEMES, Quantization
 from jaxinfer.planning.cost import decode_step_floor_s, model_cost, prefill_floor_s
 from jaxinfer.planning.devices import find_chip
 from jaxinfer.planning.shapes import shape_of
@@ -18,6 +19,10 @@ def describe_engine(llm: "LLM", model_shape: str | None) -> dict[str, Any]:
     """Machine, model and settings of a measurement."""
     machine = describe_machine()
     settings = dataclasses.asdict(llm.engine_config)
+    if model_shape:  # whose weights may have been made as codes, so that none were left to quantize
+        form = llm.model_config.quantization
+        names = (name for name in SCHEMES if Quantization.scheme(name) == form)
+        settings["quantization"] = next(names, None)
     dtype = llm.engine_config.resolve_dtype(llm.model_config.dtype, machine["platform"])
     return {
         "machine": machine,
