@@ -61,6 +61,12 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--repeats", type=positive_integer, default=3)
     parser.add_argument(
+        "--router-skew",
+        type=float,
+        default=0.0,
+        help="of workloads: deviation of the logarithm of an expert's length in its router",
+    )
+    parser.add_argument(
         "--output-directory", type=Path, help="instead of benchmarks/results/ (for trials)"
     )
     add_engine_flags(parser)
@@ -175,6 +181,7 @@ def _workloads(arguments: argparse.Namespace) -> int:
         model_shape=arguments.model_shape,
         engine_arguments=engine_arguments(arguments),
         repeats=arguments.repeats,
+        router_skew=arguments.router_skew,
     ):
         kind = f"{report['workload']}-{arguments.model_shape or 'model'}"
         _keep(kind, report, workload_lines(report), arguments)

@@ -25,25 +25,34 @@ _STDDEV = 0.02
 _CODES_STDDEV = 64
 
 
-def build_engine(model_shape: str | None, arguments: dict[str, Any]) -> "LLM":
+def build_engine(
+    model_shape: str | None, arguments: dict[str, Any], router_skew: float = 0.0
+) -> "LLM":
     """Start an engine for measuring.
 
     Args:
         model_shape: a name of `SERVED_SHAPES`, filled with random weights made on the device, or
             None to load what `arguments` name.
+        router_skew: see `random_weights`.
     """
     from jaxinfer import LLM
 
     if model_shape is None:
         return LLM(**arguments)
-    return LLM(**{**arguments, **random_weights(model_shape, arguments)})
+    return LLM(**{**arguments, **random_weights(model_shape, arguments, router_skew)})
 
 
-def random_weights(model_shape: str, arguments: dict[str, Any]) -> dict[str, Any]:
+def random_weights(
+    model_shape: str, arguments: dict[str, Any], router_skew: float = 0.0
+) -> dict[str, Any]:
     """The arguments of `LLM` for a model of random weights: params, config and mesh.
 
     Experts in `fp8` are made as codes, with no plain ones before: then no `quantization` is left to
     do.
+
+    Args:
+        router_skew: deviation of the logarithm of an expert's length in its router, by which some
+            experts get more tokens than others; random weights route almost evenly.
     """
     settings = EngineConfig(**arguments)
     config, done = shape_config(model_shape), {}
@@ -53,7 +62,20 @@ def random_weights(model_shape: str, arguments: dict[str, Any]) -> dict[str, Any
     dtype = settings.resolve_dtype(config.dtype, jax.default_backend())
     replicas, devices_each = settings.data_parallel_size, settings.tensor_parallel_size
     mesh = make_mesh(devices_each) if replicas == 1 else make_replica_mesh(replicas, devices_each)
-    return {"params": random_params(config, dtype, mesh), "config": config, "mesh": mesh, **done}
+    params = random_params(config, dtype, mesh)
+    if router_skew:
+        skew_routers(params, router_skew)
+    return {"params": params, "config": config, "mesh": mesh, **done}
+
+
+def skew_routers(params: dict[str, Any], deviation: float) -> None:
+    """Scale the rows of every router."""
+    layers = params["model"]["layers"].values()
+    for index, layer in enumerate(each for each in layers if "experts" in each["mlp"]):
+        router = layer["mlp"]["gate"]
+        lengths = jax.random.normal(jax.random.key(index), router.shape[:1])
+        scales = jnp.exp(deviation * lengths)[:, None].astype(router.dtype)
+        layer["mlp"]["gate"] = jax.device_put(router * scales, router.sharding)
 
 
 def random_params(config: ModelConfig, dtype: str, mesh: Mesh, seed: int = 0) -> dict[str, Any]:

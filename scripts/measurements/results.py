@@ -29,7 +29,10 @@ def python_loop_ms() -> float:
     return min(timeit.repeat("sum(i for i in range(200_000))", number=1, repeat=5)) * 1e3
 
 
-_VARIANTS = ("--num-decode-steps", "--quantization", "--kv-cache-dtype")
+_VARIANTS = (
+    *("--num-decode-steps", "--quantization", "--kv-cache-dtype"),
+    *("--router-skew", "--expert-statistics"),
+)
 
 
 def is_of_a_variant(record: dict[str, Any]) -> bool:

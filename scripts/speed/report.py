@@ -50,6 +50,11 @@ def memory_record(llm: "LLM") -> dict[str, int | float | None]:
 def workload_lines(report: dict[str, Any]) -> list[str]:
     """A workload's figures for people."""
     lines = [*heading(report), "", f"{report['workload']}: {report['description']}"]
+    if "imbalance" in report:
+        lines.append(
+            f"  router skew {report['router_skew']:g}: the busiest expert has "
+            f"{report['imbalance']:.2f} times the mean, {report['distinct']:.1f} distinct a step"
+        )
     for kind, run in report["runs"].items():
         median, floor = run["median"], run["floor"]
         tpot = median["tpot_s"]

@@ -28,7 +28,12 @@ _WARM_UP = -1  # the repeat whose ids warm the engine up; counted repeats start 
 
 
 def measure_workloads(
-    names: Sequence[str], *, model_shape: str | None, engine_arguments: dict[str, Any], repeats: int
+    names: Sequence[str],
+    *,
+    model_shape: str | None,
+    engine_arguments: dict[str, Any],
+    repeats: int,
+    router_skew: float = 0.0,
 ) -> Iterator[dict[str, Any]]:
     """Measure workloads one after the other on one engine.
 
@@ -38,6 +43,7 @@ def measure_workloads(
         engine_arguments: what the user set; the rest fits the largest of the workloads.
         repeats: counted runs of each; one that is not counted goes first, and on a GPU one more
             under the profiler goes last. Each begins with an empty prefix cache.
+        router_skew: of random weights, see `random_weights`.
 
     Yields:
         JSON-like values: engine and machine, start-up, every repeat, medians, floor, memory and
@@ -57,7 +63,7 @@ def measure_workloads(
     }
     start = time.perf_counter()
     with CacheHits() as hits:
-        llm = build_engine(model_shape, defaults | engine_arguments)
+        llm = build_engine(model_shape, defaults | engine_arguments, router_skew)
     with llm:
         if llm.follows:
             llm.follow()
@@ -71,6 +77,7 @@ def measure_workloads(
                 "workload": workload.name,
                 "description": workload.description,
                 **engine_record(llm, model_shape),
+                **_spread(llm, router_skew),
                 "start_up_s": start_up_s,
                 "start_up": dataclasses.asdict(llm.start_up),
                 "compiled_at_start": compiled_at_start,
@@ -103,6 +110,15 @@ def _profile(llm: "LLM", name: str, repeat: int) -> dict[str, Any] | None:
     llm.reset_prefix_cache()
     profile = device_time(lambda: run_workload(llm, workload))
     return profile and {"output_tokens_per_sequence": most, **profile}
+
+
+def _spread(llm: "LLM", router_skew: float) -> dict[str, Any]:
+    """How the tokens of all workloads so far were spread over experts, if the engine counted."""
+    found = llm.expert_statistics() if llm.engine_config.expert_statistics else None
+    if found is None:
+        return {"router_skew": router_skew} if router_skew else {}
+    means = {"imbalance": found.imbalance.mean(), "distinct": found.distinct.mean()}
+    return {"router_skew": router_skew} | {name: float(mean) for name, mean in means.items()}
 
 
 def _run_repeats(llm: "LLM", name: str, repeats: int) -> dict[str, list[Timing]]:

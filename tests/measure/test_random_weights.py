@@ -1,11 +1,14 @@
 """Random weights have a model's tree, shapes, dtype and shardings."""
 
+import dataclasses
+
 import jax
 import numpy as np
 
-from jaxinfer.measure.random_weights import random_params
+from jaxinfer.measure.random_weights import random_params, skew_routers
+from jaxinfer.model.architecture import abstract_params
 from jaxinfer.model.config import ModelConfig
-from jaxinfer.model.modules import abstract_params
+from jaxinfer.model.experts import Experts
 from jaxinfer.model.sharding import make_mesh
 
 CONFIG = ModelConfig(
@@ -39,3 +42,15 @@ def test_matrices_are_small_noise_norms_one_and_biases_zero():
     assert not np.array_equal(gate, np.asarray(other["mlp"]["gate_proj"]))
     assert np.all(np.asarray(layer["self_attn"]["q_norm"]) == 1)
     assert np.all(np.asarray(layer["self_attn"]["q_proj_bias"]) == 0)
+
+
+def test_a_skewed_router_has_rows_of_other_lengths():
+    experts = Experts(num_experts=256, experts_per_token=2, intermediate_size=32)
+    config = dataclasses.replace(
+        CONFIG, model_type="qwen3_moe", attention_bias=False, experts=experts
+    )
+    params = random_params(config, "float32", make_mesh(1))
+    before = np.linalg.norm(params["model"]["layers"]["1"]["mlp"]["gate"], axis=1)
+    skew_routers(params, 0.5)
+    after = np.linalg.norm(params["model"]["layers"]["1"]["mlp"]["gate"], axis=1)
+    assert np.isclose(np.log(after / before).std(), 0.5, rtol=0.15)
