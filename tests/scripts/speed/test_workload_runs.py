@@ -15,7 +15,7 @@ from tests.scripts.speed.fake_engine import FakeEngine
 @pytest.fixture
 def engine(monkeypatch):
     made = FakeEngine()
-    monkeypatch.setattr(workload_runs, "build_engine", lambda shape, arguments: made)
+    monkeypatch.setattr(workload_runs, "build_engine", lambda shape, arguments, skew: made)
     return made
 
 
@@ -46,7 +46,7 @@ def test_every_repeat_begins_with_an_empty_prefix_cache_but_for_what_a_warm_one_
 
 def test_an_engine_that_keeps_its_cache_is_not_measured(monkeypatch):
     made = FakeEngine(is_sticky=True)
-    monkeypatch.setattr(workload_runs, "build_engine", lambda shape, arguments: made)
+    monkeypatch.setattr(workload_runs, "build_engine", lambda shape, arguments, skew: made)
     monkeypatch.setattr(
         workload_runs,
         "make_workload",
@@ -88,7 +88,7 @@ def test_a_shared_prefix_is_run_cold_and_then_warm(engine):
 def test_the_engine_fits_the_workload_unless_the_user_says_otherwise(monkeypatch):
     given = {}
 
-    def build(shape, arguments):
+    def build(shape, arguments, skew):
         given.update(arguments)
         return FakeEngine()
 
@@ -106,7 +106,7 @@ def test_the_engine_fits_the_workload_unless_the_user_says_otherwise(monkeypatch
 def test_replicas_share_the_sequences_and_the_floor(monkeypatch):
     engines = []
 
-    def build(shape, arguments):
+    def build(shape, arguments, skew):
         engines.append(FakeEngine(**arguments))
         return engines[-1]
 
@@ -129,7 +129,7 @@ def test_replicas_share_the_sequences_and_the_floor(monkeypatch):
 
 def test_compiling_while_measuring_is_recorded(monkeypatch):
     made = FakeEngine(compiles=True)
-    monkeypatch.setattr(workload_runs, "build_engine", lambda shape, arguments: made)
+    monkeypatch.setattr(workload_runs, "build_engine", lambda shape, arguments, skew: made)
     (report,) = workload_runs.measure_workloads(
         ["W2"], model_shape=None, engine_arguments={}, repeats=2
     )
@@ -137,7 +137,7 @@ def test_compiling_while_measuring_is_recorded(monkeypatch):
 
 
 def test_programs_found_in_the_persistent_cache_are_counted(monkeypatch):
-    def build(shape, arguments):
+    def build(shape, arguments, skew):
         for event in ("cache_hits", "cache_misses", "cache_hits"):
             jax.monitoring.record_event(f"/jax/compilation_cache/{event}")
         return FakeEngine()
