@@ -336,10 +336,6 @@ def _with_datum(key):
         ({"max_loras": 2}, "max_loras needs enable_lora=True"),
         ({"enable_lora": True, "max_cpu_loras": 2}, "max_cpu_loras \\(2\\) must be at least"),
         ({"enable_lora": True, "runner": "pooling"}, "enable_lora needs runner='generate'"),
-        (
-            {"enable_lora": True, "speculative_config": {"method": "ngram"}},
-            "enable_lora and speculative_config exclude each other",
-        ),
     ],
 )
 def test_settings_that_contradict_each_other_are_refused(arguments, message):

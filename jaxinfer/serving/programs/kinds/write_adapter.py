@@ -9,7 +9,7 @@ import numpy as np
 
 from jaxinfer.model.adapters.adapter import Adapter
 from jaxinfer.model.adapters.device_slots import ADAPTERS, describe_adapter, write_slot
-from jaxinfer.serving.programs.adapted_layers import AdaptedLayers
+from jaxinfer.serving.programs.adapted_layers import ranks_of_slots
 from jaxinfer.serving.programs.buckets import Buckets
 from jaxinfer.serving.programs.kinds.kind import ProgramKind
 from jaxinfer.serving.programs.programs import Program, Programs
@@ -35,9 +35,9 @@ class WriteAdapterKind(ProgramKind[WriteAdapterKey]):
 
     def program(self, programs: Programs, key: WriteAdapterKey) -> Program:
         """The program of `device_slots.write_slot`."""
-        slots, loop = programs.params[ADAPTERS], programs.context.loop
-        assert isinstance(loop, AdaptedLayers)
-        arguments = (slots, programs.whole(()), describe_adapter(slots, loop.ranks))
+        slots = programs.params[ADAPTERS]
+        ranks = ranks_of_slots(programs.context.loop)
+        arguments = (slots, programs.whole(()), describe_adapter(slots, ranks))
         return programs.sharded("write_adapter", write_slot, arguments, slots, donate=(0,))
 
 
