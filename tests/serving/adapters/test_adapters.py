@@ -12,7 +12,8 @@ from jaxinfer import LLM, BeamSearchParams, EngineConfig, LoRARequest, SamplingP
 from jaxinfer.model.adapters.adapter import Adapter
 from jaxinfer.model.adapters.device_slots import ADAPTERS
 from jaxinfer.model.adapters.shape import AdapterShape
-from jaxinfer.serving.loaded_adapters import LoadedAdapters, of_tree
+from jaxinfer.serving.adapter_trees import of_tree
+from jaxinfer.serving.loaded_adapters import LoadedAdapters
 from jaxinfer.serving.programs import token_parts
 from jaxinfer.serving.programs.kinds.copy_blocks import CopyBlocksKey
 from jaxinfer.serving.programs.kinds.sampler import SamplerKey
