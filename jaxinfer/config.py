@@ -335,8 +335,6 @@ class EngineConfig:
                 raise ValueError(f"{name} needs enable_lora=True; add that, or leave {name} out")
         if not self.enable_lora:
             return
-        if self.speculative_config is not None:
-            raise ValueError("enable_lora and speculative_config exclude each other; leave one out")
         if self.runner == "pooling":
             raise ValueError("enable_lora needs runner='generate'; leave one out")
         if self.max_cpu_loras is not None and self.max_cpu_loras < self.max_loras:

@@ -1,26 +1,24 @@
 """The adapters that an engine's host has loaded, by name."""
 
-import numbers
 import threading
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import jax
-import numpy as np
 
 from jaxinfer.checks import show
 from jaxinfer.config import EngineConfig
 from jaxinfer.errors import AdapterNotFoundError
 from jaxinfer.model.adapters.adapter import Adapter
+from jaxinfer.model.adapters.device_slots import ADAPTERS, shardings_of
 from jaxinfer.model.adapters.lora_request import LoRARequest
-from jaxinfer.model.adapters.names import is_transposed, paired
 from jaxinfer.model.adapters.peft_files import read_peft
-from jaxinfer.model.adapters.shape import AdapterShape, Matrices, Target
+from jaxinfer.model.adapters.shape import AdapterShape
 from jaxinfer.model.architecture import activation_dtype
-from jaxinfer.rollouts.trees import leaves_by_path
+from jaxinfer.serving.adapter_trees import AdapterTrees
 from jaxinfer.serving.requests.new_request import Prompt
 from jaxinfer.serving.startup.loading import Loaded
 
@@ -35,6 +33,7 @@ class LoadedAdapters:
 
     def __init__(self, shape: AdapterShape | None, most: int | None) -> None:
         self._shape, self._most = shape, most
+        self._trees = None if shape is None else AdapterTrees(shape)
         self._loading = threading.Lock()  # held while files are read
         self._lock = threading.Lock()
         self._loaded: OrderedDict[str, Adapter] = OrderedDict()
@@ -46,9 +45,12 @@ class LoadedAdapters:
         """None yet, for one engine."""
         if not config.enable_lora:
             return cls(None, None)
-        dtype = activation_dtype(loaded.replicas[0].runner.wanted_params)
-        shape = AdapterShape(loaded.model_config, dtype, config.max_lora_rank)
-        return cls(shape, config.max_cpu_loras)
+        runner, ranks = loaded.replicas[0].runner, config.max_lora_rank
+        places = tuple(jax.tree.leaves(shardings_of(runner.programs.params[ADAPTERS])))
+        if len(loaded.replicas) > 1:
+            places = ()
+        dtype = activation_dtype(runner.wanted_params)
+        return cls(AdapterShape(loaded.model_config, dtype, ranks, places), config.max_cpu_loras)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -81,8 +83,10 @@ class LoadedAdapters:
                         f"adapter {show(name)} is loaded; replace it (update_adapter, "
                         "load_inplace) or unload it"
                     )
-            found = of_tree(source, 1.0 if scale is None else scale) if path is None else None
-            self._add(_build(shape, name, path, found))
+            if path is not None:
+                self._add(_read(shape, name, path))
+            elif self._trees is not None:
+                self._add(self._trees.adapter(name, source, 1.0 if scale is None else scale))
 
     def unload(self, name: str) -> None:
         """Forget an adapter; requests that have it end with it.
@@ -140,7 +144,7 @@ class LoadedAdapters:
         with self._loading:
             found = self._used(name)
             if found is None or given.load_inplace:
-                found = _build(shape, name, path, None)
+                found = _read(shape, name, path)
                 self._add(found)
         if found.path is None:
             raise ValueError(
@@ -164,7 +168,7 @@ class LoadedAdapters:
                 path = self._paths.get(name)
             if path is None:  # another thread has read it meanwhile
                 return self._loaded[name]
-            found = _build(shape, name, path, None)
+            found = _read(shape, name, path)
             self._add(found)
             return found
 
@@ -203,41 +207,5 @@ class LoadedAdapters:
             self._loaded[adapter.name] = adapter
 
 
-def of_tree(tree: Any, scale: float) -> dict[Target, Matrices]:
-    """The matrices of a trainer's tree, PEFT's names or those of tunix and qwix.
-
-    Raises:
-        TypeError: it is no tree.
-        ValueError: a leaf is none of LoRA, or was deleted; names it.
-    """
-    if isinstance(scale, bool) or not isinstance(scale, numbers.Real):
-        raise TypeError(f"scale must be a number, got {show(scale)}")
-    leaves = leaves_by_path(tree)
-    pairs = paired(leaves)
-    given = {name: leaves[name] for pair in pairs.values() for name in pair}
-    for name, leaf in given.items():
-        if isinstance(leaf, jax.Array) and leaf.is_deleted():
-            raise ValueError(f"{name} was deleted, or donated to a program; give the newest arrays")
-    if not _lie_together(list(given.values())):
-        leaves = {name: np.asarray(leaf) for name, leaf in jax.device_get(leaves).items()}
-    return {
-        target: Matrices(leaves[a], leaves[b], float(scale), (is_transposed(a), is_transposed(b)))
-        for target, (a, b) in pairs.items()
-    }
-
-
-def _lie_together(leaves: Sequence[Any]) -> bool:
-    """Whether all are JAX's arrays on one device or one mesh, so that one program takes them."""
-    if not leaves or not all(isinstance(leaf, jax.Array) for leaf in leaves):
-        return False
-    places = [(leaf.sharding.device_set, getattr(leaf.sharding, "mesh", None)) for leaf in leaves]
-    devices, mesh = places[0]
-    alone = len(devices) == 1
-    return all(each == devices and (alone or of == mesh) for each, of in places)
-
-
-def _build(
-    shape: AdapterShape, name: str, path: str | Path | None, found: Mapping[Target, Matrices] | None
-) -> Adapter:
-    matrices = read_peft(Path(path).expanduser()) if found is None and path else found
-    return shape.adapter(name, None if path is None else str(path), matrices or {})
+def _read(shape: AdapterShape, name: str, path: str | Path) -> Adapter:
+    return shape.adapter(name, str(path), read_peft(Path(path).expanduser()))

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 _DEVIATION = 0.02
 _PROFILED_TOKENS = 64
 _WARM_UP = -1  # the repeat whose ids warm the engine up
-_UPDATES = 10
+_UPDATES = 30
 
 
 def adapter_report(
@@ -54,7 +54,8 @@ def adapter_report(
         JSON-like values: of the "plain" engine and of the one with adapters, whose requests have
         "none", the same "one", or the "mixed" ones in turn, seconds, tokens a second and the ratio
         of seconds to the first case's; "update_s", seconds of `LLM.update_adapter` from arrays on
-        the device; "num_compilations" counts what the runs compiled.
+        the device to a request's next token, and "update_call_s" of the call alone;
+        "num_compilations" counts what the runs compiled.
     """
     sizes = make_workload("W1", _WARM_UP, vocab_size=2)
     own = {
@@ -77,7 +78,7 @@ def adapter_report(
             "start_up": dataclasses.asdict(llm.start_up),
             "num_adapters": num_adapters,
             "rank": rank,
-            "update_s": _update_s(llm, names[0], rank),
+            **_updates(llm, names[0], rank),
         }
     first = next(iter(cases.values()))["seconds"]
     for case in cases.values():
@@ -99,8 +100,11 @@ def adapter_lines(report: dict[str, Any]) -> list[str]:
             f"    {kernel['seconds'] * 1e3:9.2f} ms {kernel['launches']:7} x {kernel['name']}"
             for kernel in profile["kernels"]
         ]
-    update = report["update_s"]
-    return [*lines, f"update from arrays: {update * 1e3:.2f} ms, to the next token of a request"]
+    update, call = (report[name] * 1e3 for name in ("update_s", "update_call_s"))
+    return [
+        *lines,
+        f"update from arrays: {update:.2f} ms, to the next token of a request; the call {call:.2f}",
+    ]
 
 
 def random_adapter(config: ModelConfig, rank: int, seed: int) -> dict[str, jax.Array]:
@@ -161,7 +165,7 @@ def _profile(run: Callable[[], Any]) -> dict[str, Any] | None:
     return None if jax.default_backend() == "cpu" else device_time(run)
 
 
-def _update_s(llm: "LLM", name: str, rank: int) -> float:
+def _updates(llm: "LLM", name: str, rank: int) -> dict[str, float]:
     """Seconds that an update takes from a request's time to its first token, and its own."""
     from jaxinfer import SamplingParams
 
@@ -169,15 +173,17 @@ def _update_s(llm: "LLM", name: str, rank: int) -> float:
     trees = [random_adapter(llm.model_config, rank, 1000 + seed) for seed in range(2)]
     jax.block_until_ready(trees)
 
-    def token_s(tree: Any) -> float:
+    def seconds(tree: Any) -> tuple[float, float]:
         start = time.perf_counter()
         if tree is not None:
             llm.update_adapter(name, tree)
+        called = time.perf_counter()
         llm.generate([[1, 2, 3]], params, use_tqdm=False, lora_request=name)
-        return time.perf_counter() - start
+        return time.perf_counter() - start, called - start
 
-    for tree in trees:
-        token_s(tree)
-    plain = statistics.median(token_s(None) for _ in range(_UPDATES))
-    updated = statistics.median(token_s(trees[i % 2]) for i in range(_UPDATES))
-    return updated - plain
+    for tree in trees * 2:
+        seconds(tree)
+    plain = [seconds(None)[0] for _ in range(_UPDATES)]
+    totals, calls = zip(*(seconds(trees[i % 2]) for i in range(_UPDATES)), strict=True)
+    update = statistics.median(totals) - statistics.median(plain)
+    return {"update_s": update, "update_call_s": statistics.median(calls)}

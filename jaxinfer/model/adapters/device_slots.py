@@ -7,7 +7,8 @@ ranks. They are split over devices as the projections are: ``a`` over its inputs
 outputs. Beside the "layers" there are "counts", which kernels count in (`Owned`).
 """
 
-from collections.abc import Mapping, Sequence
+import functools
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -94,22 +95,33 @@ def describe_adapter(slots: Mapping[str, Any], ranks: int) -> dict[str, Any]:
         slots: of `describe_slots`.
         ranks: r.
     """
-    first, described = slots["layers"]["0"], {}
-    layers = len(slots["layers"])
-
-    def of_layers(leaf: Any, shape: tuple[int, int], spec: Sequence[Any]) -> jax.ShapeDtypeStruct:
-        sharding = NamedSharding(leaf.sharding.mesh, PartitionSpec(None, *spec))
-        return jax.ShapeDtypeStruct((layers, *shape), leaf.dtype, sharding=sharding)
-
+    layers, first, described = len(slots["layers"]), slots["layers"]["0"], shardings_of(slots)
     for group, (part, names) in GROUPS.items():
-        a, of_outputs = first[group]["a"], first[group]["b"]
+        a = first[group]["a"]
         for name in names:
-            b = of_outputs[name]
-            described.setdefault(part, {})[name] = {
-                "a": of_layers(a, (ranks, a.shape[1]), _axes(a.sharding)),
-                "b": of_layers(b, (b.shape[0], ranks), _axes(b.sharding)),
-            }
+            b, own = first[group]["b"][name], described[part][name]
+            shapes = {"a": (layers, ranks, a.shape[1]), "b": (layers, b.shape[0], ranks)}
+            for each, shape in shapes.items():
+                own[each] = jax.ShapeDtypeStruct(shape, a.dtype, sharding=own[each])
     return described
+
+
+def shardings_of(slots: Mapping[str, Any]) -> dict[str, Any]:
+    """The shardings of `describe_adapter`, for slots or their description; a new tree."""
+    first = slots["layers"]["0"]
+    described: dict[str, Any] = {}
+    for group, (part, names) in GROUPS.items():
+        for name in names:
+            own = {"a": first[group]["a"].sharding, "b": first[group]["b"][name].sharding}
+            own = {each: _of_layers(sharding) for each, sharding in own.items()}
+            described.setdefault(part, {})[name] = own
+    return described
+
+
+@functools.lru_cache(maxsize=64)
+def _of_layers(sharding: NamedSharding) -> NamedSharding:
+    """The sharding of matrices of all layers, given that of a layer's slots."""
+    return NamedSharding(sharding.mesh, PartitionSpec(None, *_axes(sharding)))
 
 
 def write_slot(slots: Any, slot: Int32[Array, ""], adapter: Any) -> Any:

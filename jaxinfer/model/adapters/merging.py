@@ -10,8 +10,9 @@ from jax.typing import DTypeLike
 
 from jaxinfer.checks import show
 from jaxinfer.errors import ModelLoadError
+from jaxinfer.model.adapters.matrices import Matrices, Target
 from jaxinfer.model.adapters.peft_files import read_peft
-from jaxinfer.model.adapters.shape import Matrices, Target, check_fits, is_finite
+from jaxinfer.model.adapters.shape import check_fits, is_finite
 from jaxinfer.model.architecture import abstract_params
 from jaxinfer.model.checkpoint.parameter_names import flatten
 from jaxinfer.model.config import ModelConfig

@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterable, Mapping
 
 from jaxinfer.checks import show
-from jaxinfer.model.adapters.shape import Target
+from jaxinfer.model.adapters.matrices import Target
 
 _NAME = re.compile(
     r"(?:.*\.)?layers\.(?P<layer>\d+)\.(?P<part>\w+)\.(?P<name>\w+)\."

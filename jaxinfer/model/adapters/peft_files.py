@@ -9,8 +9,8 @@ from typing import Any
 
 from jaxinfer.checks import show
 from jaxinfer.errors import ModelLoadError
+from jaxinfer.model.adapters.matrices import Matrices, Target
 from jaxinfer.model.adapters.names import paired
-from jaxinfer.model.adapters.shape import Matrices, Target
 from jaxinfer.model.checkpoint.directory_files import contained_file, has_file, read_json
 from jaxinfer.model.checkpoint.safetensors_file import read_header
 

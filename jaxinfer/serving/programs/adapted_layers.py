@@ -17,6 +17,7 @@ from jaxinfer.model.adapters.groups import GROUPS
 from jaxinfer.model.layer_kind import LayerKind
 from jaxinfer.model.layers.context import LayerStep, Params, Parts
 from jaxinfer.model.layers.watching import StepOf
+from jaxinfer.serving.programs.layer_loop import LayerLoop
 from jaxinfer.serving.programs.step_inputs import StepInputs
 from jaxinfer.serving.programs.steps import EVERY_LAYER
 from jaxinfer.serving.slots.adapter_datum import SLOT_OF_TOKEN
@@ -94,6 +95,13 @@ class AdaptedLayers:
             group: Owned(slots, jnp.asarray(owners(len(names))), counts)
             for group, (_, names) in GROUPS.items()
         }
+
+
+def ranks_of_slots(loop: LayerLoop) -> int:
+    """r of the slots that a loop's layers read, or the layers of the loop inside it."""
+    while not isinstance(loop, AdaptedLayers):
+        loop = loop.inner  # pyright: ignore[reportAttributeAccessIssue]
+    return loop.ranks
 
 
 def _in_one(parts: Parts, whole: StepInputs) -> Parts:

@@ -90,7 +90,7 @@ class SpeculativePlanner:
         size = next((size for size in self._sizes if size.rows >= len(able)), None)
         if not wanting or size is None or max(num_others, len(able) // 2) > len(wanting):
             return None
-        shares = bool(num_others or (self._queues.waiting and self._queues.free_slots))
+        shares = bool(num_others or self._one_waits())
         if shares and self._was_last:
             return None
         ready = [request for request in able if _is_ready(request, request.drafts)]
@@ -101,6 +101,11 @@ class SpeculativePlanner:
             return None
         num_steps = 1 if shares else self._num_steps(ready, size)
         return self._place(ready, size.num_drafts, num_steps)
+
+    def _one_waits(self) -> bool:
+        """Whether a request waits that could be admitted."""
+        queues = self._queues
+        return bool(queues.waiting and queues.free_slots and queues.may_admit())
 
     def _record(self, request: Request) -> DraftRecord:
         """A request's record, which never drafts if nothing may be drafted for it.

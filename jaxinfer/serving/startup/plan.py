@@ -253,9 +253,9 @@ def _layer_loop(
     context: StepContext, config: EngineConfig, draft_head: HeadConfig | None
 ) -> LayerLoop:
     """What passes tokens through the layers, with what is kept beside."""
-    if config.enable_lora:  # excludes drafts and experts
-        return AdaptedLayers(config.max_loras, config.max_lora_rank, context.kernels)
     loop: LayerLoop = EVERY_LAYER
+    if config.enable_lora:  # excludes experts
+        loop = AdaptedLayers(config.max_loras, config.max_lora_rank, context.kernels)
     drafts, experts = config.speculative_config, context.config.experts
     if config.expert_statistics and experts is not None:
         layers = experts.layers(context.config.num_hidden_layers)

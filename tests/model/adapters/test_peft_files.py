@@ -9,11 +9,12 @@ import numpy as np
 import pytest
 
 from jaxinfer.errors import ModelLoadError
+from jaxinfer.model.adapters.matrices import Matrices, Target
 from jaxinfer.model.adapters.names import paired
 from jaxinfer.model.adapters.peft_files import read_peft
-from jaxinfer.model.adapters.shape import AdapterShape, Matrices, Target
+from jaxinfer.model.adapters.shape import AdapterShape
+from jaxinfer.serving.adapter_trees import of_tree
 from jaxinfer.serving.compile.compilation import CompilationCounter
-from jaxinfer.serving.loaded_adapters import of_tree
 from tests.serving.adapters.small_adapters import matrices, save_peft, tree
 from tests.serving.small_llm import CONFIG
 

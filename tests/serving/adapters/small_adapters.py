@@ -8,7 +8,7 @@ import jax
 import numpy as np
 
 from jaxinfer.model.adapters.groups import ADAPTED
-from jaxinfer.model.adapters.shape import Matrices, Target
+from jaxinfer.model.adapters.matrices import Matrices, Target
 from jaxinfer.model.checkpoint.safetensors_file import write_file
 from jaxinfer.model.projections import projection_shapes
 from tests.serving.small_llm import CONFIG, small_params

@@ -12,7 +12,8 @@ from jaxinfer import LLM, BeamSearchParams, EngineConfig, LoRARequest, SamplingP
 from jaxinfer.model.adapters.adapter import Adapter
 from jaxinfer.model.adapters.device_slots import ADAPTERS
 from jaxinfer.model.adapters.shape import AdapterShape
-from jaxinfer.serving.loaded_adapters import LoadedAdapters, of_tree
+from jaxinfer.serving.adapter_trees import of_tree
+from jaxinfer.serving.loaded_adapters import LoadedAdapters
 from jaxinfer.serving.programs import token_parts
 from jaxinfer.serving.programs.kinds.copy_blocks import CopyBlocksKey
 from jaxinfer.serving.programs.kinds.sampler import SamplerKey
@@ -336,10 +337,6 @@ def _with_datum(key):
         ({"max_loras": 2}, "max_loras needs enable_lora=True"),
         ({"enable_lora": True, "max_cpu_loras": 2}, "max_cpu_loras \\(2\\) must be at least"),
         ({"enable_lora": True, "runner": "pooling"}, "enable_lora needs runner='generate'"),
-        (
-            {"enable_lora": True, "speculative_config": {"method": "ngram"}},
-            "enable_lora and speculative_config exclude each other",
-        ),
     ],
 )
 def test_settings_that_contradict_each_other_are_refused(arguments, message):

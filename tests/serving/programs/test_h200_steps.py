@@ -6,6 +6,7 @@ import functools
 import math
 from typing import NamedTuple
 
+import jax
 import jax.numpy as jnp
 import pytest
 
@@ -26,6 +27,7 @@ from jaxinfer.serving.programs.kinds.sampled_decode import SampledDecodeKey
 from jaxinfer.serving.programs.kinds.sampler import SamplerKey
 from jaxinfer.serving.programs.kinds.set_edits import SetEditsKey
 from jaxinfer.serving.programs.kinds.speculative_decode import SpeculativeDecodeKey
+from jaxinfer.serving.programs.kinds.write_adapter import WriteAdapterKey
 from jaxinfer.serving.programs.layout import DecodeShape, PrefillShape
 from jaxinfer.serving.programs.peer_buffers import have_peer_buffers
 from jaxinfer.serving.programs.program_set import options_of, program_of
@@ -303,8 +305,8 @@ def test_medium_batches_of_quantized_weights_are_read_as_codes(scheme):
     assert memory.temp_size_in_bytes <= plain.temp_size_in_bytes + 2e6, "no weight is written out"
 
 
-@pytest.mark.parametrize("rows", [2, 64, 256])
-def test_adapters_take_one_launch_a_group_beside_the_plain_kernels(rows):
+def _compile_adapted(key):
+    """In an engine with four adapters of rank 16."""
     num_slots, ranks = 4, 16
     programs = programs_on(1)
     loop = AdaptedLayers(num_slots, ranks, programs.context.kernels)
@@ -314,13 +316,38 @@ def test_adapters_take_one_launch_a_group_beside_the_plain_kernels(rows):
         context=dataclasses.replace(programs.context, loop=loop),
         params={**programs.params, ADAPTERS: slots},
     )
-    key = DecodeShape(rows, _WIDTH, extra=(SLOT_OF_TOKEN,))
     options = options_of(key, platform="gpu", num_devices=1)
     compiled = program_of(adapted, key).lower().compile(compiler_options=options)
-    kernels = hlo.mosaic_kernels(compiled.as_text())
+    return compiled.memory_analysis(), compiled.as_text(), slots
+
+
+_ADAPTED = {
+    **{f"decode_{rows}": (DecodeShape(rows, _WIDTH), 30) for rows in (2, 64, 256)},
+    "speculative_4": (STEPS["speculative_4"].key, STEPS["speculative_4"].temp_mb),
+}
+
+
+@pytest.mark.parametrize("name", _ADAPTED)
+def test_adapters_take_one_launch_a_group_beside_the_plain_kernels(name):
+    key, temp_mb = _ADAPTED[name]
+    extra = {"extra": (SLOT_OF_TOKEN,)}
+    if isinstance(key, SpeculativeDecodeKey):
+        key = dataclasses.replace(key, shape=dataclasses.replace(key.shape, **extra))
+    else:
+        key = dataclasses.replace(key, **extra)
+    memory, text, _ = _compile_adapted(key)
+    kernels = hlo.mosaic_kernels(text)
     assert kernels["medium_project_low_rank"] == 3 * _LAYERS
     assert kernels["medium_gated_low_rank"] == _LAYERS
-    assert compiled.memory_analysis().temp_size_in_bytes < 30e6
+    assert memory.temp_size_in_bytes <= temp_mb * 1e6
+
+
+def test_an_adapter_is_written_to_its_slot_in_place():
+    memory, text, slots = _compile_adapted(WriteAdapterKey())
+    assert memory.alias_size_in_bytes == bytes_per_device(slots)
+    assert memory.temp_size_in_bytes == 0
+    assert hlo.copies(text, 1) == []
+    assert hlo.launches(text) == len(jax.tree.leaves(slots["layers"]))
 
 
 def test_many_rows_of_blocks_are_multiplied_as_codes():

@@ -48,7 +48,7 @@ def speculative_key(
         for each in buckets.speculative
         if each[0] >= rows and num_steps in buckets.steps_with_drafts(each[0])
     )
-    shape = DecodeShape(size, buckets.widths[-1])
+    shape = DecodeShape(size, buckets.widths[-1], extra=buckets.extra)
     return SpeculativeDecodeKey(shape, mode, drafter, num_steps)
 
 

@@ -8,8 +8,13 @@ import jax
 import numpy as np
 
 from jaxinfer.model.adapters.adapter import Adapter
-from jaxinfer.model.adapters.device_slots import ADAPTERS, describe_adapter, write_slot
-from jaxinfer.serving.programs.adapted_layers import AdaptedLayers
+from jaxinfer.model.adapters.device_slots import (
+    ADAPTERS,
+    describe_adapter,
+    shardings_of,
+    write_slot,
+)
+from jaxinfer.serving.programs.adapted_layers import ranks_of_slots
 from jaxinfer.serving.programs.buckets import Buckets
 from jaxinfer.serving.programs.kinds.kind import ProgramKind
 from jaxinfer.serving.programs.programs import Program, Programs
@@ -35,9 +40,9 @@ class WriteAdapterKind(ProgramKind[WriteAdapterKey]):
 
     def program(self, programs: Programs, key: WriteAdapterKey) -> Program:
         """The program of `device_slots.write_slot`."""
-        slots, loop = programs.params[ADAPTERS], programs.context.loop
-        assert isinstance(loop, AdaptedLayers)
-        arguments = (slots, programs.whole(()), describe_adapter(slots, loop.ranks))
+        slots = programs.params[ADAPTERS]
+        ranks = ranks_of_slots(programs.context.loop)
+        arguments = (slots, programs.whole(()), describe_adapter(slots, ranks))
         return programs.sharded("write_adapter", write_slot, arguments, slots, donate=(0,))
 
 
@@ -56,7 +61,13 @@ def write_adapter(
         program: of a `WriteAdapterKey`.
         whole: the sharding of arrays that every device holds whole.
     """
-    shardings = jax.tree.map(lambda leaf: leaf.sharding, describe_adapter(params[ADAPTERS], 1))
-    placed = jax.device_put(adapter.matrices, shardings)
+    placed = jax.tree.map(_placed, adapter.matrices, shardings_of(params[ADAPTERS]))
     where = upload(np.array(slot, np.int32), whole)
     params[ADAPTERS] = program(WriteAdapterKey())(params[ADAPTERS], where, placed)
+
+
+def _placed(array: Any, sharding: jax.sharding.Sharding) -> jax.Array:
+    """An array where it belongs; `jax.device_put` takes its time where there is nothing to do."""
+    if isinstance(array, jax.Array) and array.sharding == sharding:
+        return array
+    return jax.device_put(array, sharding)

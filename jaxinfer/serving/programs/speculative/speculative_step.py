@@ -154,7 +154,8 @@ def _rows(
 ) -> StepInputs:
     """The decode rows of a batch's rows and their drafts, one behind the other; others are padding.
 
-    Their `slots` are their own numbers, where the tokens to feed are.
+    Their `slots` are their own numbers, where the tokens to feed are. Further data of a row's token
+    are its drafts', too.
     """
     B, N = is_fed.shape
     contexts = (lengths[:, None] + jnp.arange(N, dtype=jnp.int32)).reshape(-1)
@@ -164,6 +165,7 @@ def _rows(
         slots=jnp.arange(B * N, dtype=jnp.int32),
         block_tables=jnp.repeat(batch.block_tables, N, axis=0),
         sampling=SamplingArrays(scalars),
+        of_tokens={name: jnp.repeat(each, N) for name, each in batch.of_tokens.items()},
     )
 
 
