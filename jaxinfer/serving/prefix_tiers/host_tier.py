@@ -52,10 +52,7 @@ class HostTier:
     def take(self, key: bytes) -> Any | None:
         """The block, now the most recently used; None if it is not here."""
         with self._lock:
-            block = self._blocks.get(key)
-            if block is not None:
-                self._blocks.move_to_end(key)
-            return block
+            return self._find(key)
 
     def take_next(self, key: bytes) -> Any | None:
         """The block from the next tier, which is put here, too; None if it is lost."""
@@ -75,9 +72,8 @@ class HostTier:
         """Keep a block; what has to leave for it goes to the next tier."""
         evicted: list[tuple[bytes, Any]] = []
         with self._lock:
-            self._blocks[key] = block
-            self._blocks.move_to_end(key)
-            while len(self._blocks) > self.num_blocks:
+            self._hold(key, block)
+            while self._blocks and len(self) > self.num_blocks:
                 evicted.append(self._blocks.popitem(last=False))
         for old, gone in evicted:
             if self._next.wants(old):
@@ -114,3 +110,13 @@ class HostTier:
         leaving = itertools.chain(last, ((key, blocks[key]) for key in reversed(blocks)))
         self._next.close((key, self._pack(block)) for key, block in leaving)
         self._next = NoNextTier()
+
+    def _find(self, key: bytes) -> Any | None:
+        block = self._blocks.get(key)
+        if block is not None:
+            self._blocks.move_to_end(key)
+        return block
+
+    def _hold(self, key: bytes, block: Any) -> None:
+        self._blocks[key] = block
+        self._blocks.move_to_end(key)

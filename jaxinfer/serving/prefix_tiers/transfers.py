@@ -36,6 +36,10 @@ class Transfers:
         rows: shape, dtype and sharding of a block's array on the devices.
         most_staged: blocks on their way in one direction at most.
         within: makes the context manager that the threads run in.
+
+    Attributes:
+        on_stored: is given the keys of a copy out that has ended, whether they were kept or not.
+        to_devices: from blocks in host memory and a sharding, makes rows on the devices.
     """
 
     def __init__(
@@ -50,6 +54,8 @@ class Transfers:
         self.tier, self.policy = tier, policy
         self.most_staged = most_staged
         self.block_bytes = rows.size * rows.dtype.itemsize
+        self.on_stored: Callable[[Sequence[bytes]], None] = lambda keys: None
+        self.to_devices: Callable[[Any, Any], Any] = jax.device_put
         self.counts = TierCounts(capacity_blocks=tier.num_blocks)
         self._on_devices = rows.sharding
         self._on_host = rows.sharding.with_memory_kind("pinned_host")
@@ -89,6 +95,15 @@ class Transfers:
             self._wanted[key] = next(self._numbers)
         return True
 
+    @property
+    def num_leaving(self) -> int:
+        """Blocks that are on their way out, or will be launched."""
+        return len(self._expected) + self._num_outgoing
+
+    def is_leaving(self, key: bytes) -> bool:
+        """Whether the block is on its way out, or will be launched."""
+        return key in self._wanted
+
     def copy_out(self, keys: Sequence[bytes], rows: Sequence[jax.Array]) -> None:
         """Keep blocks whose rows were launched; returns at once."""
         with self._changed:
@@ -97,6 +112,14 @@ class Transfers:
             # A block that was forgotten and then expected anew is another one.
             numbers = [self._wanted.get(key) for key in keys]
         self._outward.submit(self._store, keys, numbers, rows[: len(keys)])
+
+    def call_off(self, keys: Sequence[bytes]) -> None:
+        """Drop blocks whose launch has failed; those on their way end as if they were not kept."""
+        with self._changed:
+            self.counts.dropped_blocks += len(self._expected.intersection(keys))
+            self._expected.difference_update(keys)
+            for key in keys:
+                self._wanted.pop(key, None)
 
     def fetch(self, keys: Sequence[bytes]) -> Fetch:
         """Begin to bring blocks to the devices, at most `most_staged`; returns at once."""
@@ -153,9 +176,10 @@ class Transfers:
         """
         self._release_all()
         self._outward.shutdown()
-        if not self._is_closed:
-            futures.wait([self._inward.submit(lambda: None)], _SETTLING_S)
+        if self._is_closed:
+            return
         self._is_closed = True
+        futures.wait([self._inward.submit(lambda: None)], _SETTLING_S)
         self._inward.shutdown(wait=False, cancel_futures=True)
         self.tier.close(last)
 
@@ -192,6 +216,7 @@ class Transfers:
         for key, block, is_wanted in zip(keys, blocks, wanted, strict=False):
             if is_wanted:
                 self.tier.put(key, block)
+        self.on_stored(keys)
 
     def _bring(self, fetch: Fetch) -> None:
         """Bring blocks to the devices, as soon as there is room."""
@@ -209,7 +234,7 @@ class Transfers:
             blocks = self._found(fetch, blocks)
             start = time.perf_counter()
             if blocks and not fetch.is_released:
-                rows = jax.block_until_ready(jax.device_put(blocks, self._on_devices))
+                rows = jax.block_until_ready(self.to_devices(blocks, self._on_devices))
         except Exception as error:
             logger.warning("%d KV blocks are computed again: %s", len(fetch.keys), error)
         num_bytes = len(rows) * self.block_bytes
