@@ -71,7 +71,13 @@ class DecodeTiers(PrefixTiers):
         return True
 
     def _return_those_with_blocks(self) -> None:
-        """Write what has come to the prefix cache, and have the requests look for more."""
+        """Write what has come to the prefix cache, and have the requests look for more.
+
+        Not while freed blocks are yet to be read, which the next step copies to the swap space.
+        """
+        if self._queues.swap_space.copies_out:
+            super()._return_those_with_blocks()
+            return
         arrived: dict[Fetch, list[str]] = {}
         for request_id, wait in self._waits.items():
             if wait.fetch.is_done and wait.fetch.rows and request_id in self._queues.parked:
