@@ -2,14 +2,14 @@
 
 import functools
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import Future
-from typing import Any
 
 import jax
 
 from jaxinfer.config import EngineConfig
 from jaxinfer.serving.prefix_tiers.block_copies import TierCopies
+from jaxinfer.serving.prefix_tiers.foreign_blocks import ForeignBlocks
 from jaxinfer.serving.prefix_tiers.handovers import Handovers
 from jaxinfer.serving.prefix_tiers.pinned_tier import PinnedTier
 from jaxinfer.serving.prefix_tiers.tier_counts import TierCounts
@@ -95,7 +95,7 @@ class Role:
         row = block_row(programs)
         is_first = self._apart.open(row, config, platform, open_files) is not None
         transfers = transfers_of(self._apart.tier, row, config, platform)
-        transfers.to_devices = copy_between_devices
+        transfers.to_devices = ForeignBlocks()
         if not is_first:  # the tier's own counts are the first replica's
             transfers.snapshot = lambda: transfers.counts.plus(TierCounts(capacity_blocks=0))
             transfers.counts.capacity_blocks = 0
@@ -158,12 +158,3 @@ def _note_failure(failed: Callable[[], None], copies: Future[None]) -> None:
     if (error := copies.exception()) is not None:
         logger.warning("KV blocks were not copied: %s", error)
         failed()
-
-
-def copy_between_devices(blocks: Sequence[Any], sharding: jax.sharding.Sharding) -> list[jax.Array]:
-    """Rows on an engine's devices of blocks that lie in host memory of any engine of the group.
-
-    Args:
-        blocks: arrays of the shape that `sharding` splits, or the like on other devices' hosts.
-    """
-    return jax.device_put(list(blocks), sharding)
