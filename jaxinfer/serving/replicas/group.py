@@ -28,7 +28,7 @@ AnyOutput = RequestOutput | TokenOutput
 
 logger = logging.getLogger("jaxinfer")
 
-_PATIENCE_S = 0.05  # for copies between replicas, while none of them has a step to run
+_PATIENCE_S = 0.002  # for long steps of prefill replicas, and for copies
 
 
 class ReplicaGroup:
@@ -155,10 +155,9 @@ class ReplicaGroup:
         for member in self._alive():
             if member.num_requests > member.num_away and not member.replica.is_stepping:
                 member.replica.step()
-        if not self._arrived and any(member.replica.is_stepping for member in self._alive()):
-            self._ended.get()
-        elif not self._arrived and self._apart and not self._has_steps():
-            self._await_copies()
+        is_stepping = any(member.replica.is_stepping for member in self._alive())
+        if not self._arrived and (is_stepping or (self._apart and not self._has_steps())):
+            self._await_news()
         while not self._ended.empty():
             self._ended.get()
         self._deliver()
@@ -297,10 +296,13 @@ class ReplicaGroup:
     def _has_steps(self) -> bool:
         return any(member.num_requests > member.num_away for member in self._alive())
 
-    def _await_copies(self) -> None:
-        """Return when a prompt's blocks have arrived, or after a while."""
+    def _await_news(self) -> None:
+        """Return when a replica has something to tell, or a prompt's blocks have arrived.
+
+        Or after a moment, if a step may be long, beside which new requests go to idle replicas.
+        """
         with contextlib.suppress(queue.Empty):
-            self._ended.get(timeout=_PATIENCE_S)
+            self._ended.get(timeout=None if self._apart is None else _PATIENCE_S)
 
     def _end_handovers(self) -> None:
         """Compute no more prompts apart, and give their requests to their replicas."""

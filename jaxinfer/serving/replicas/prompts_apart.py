@@ -75,6 +75,7 @@ class PromptsApart:
             request: with its `member`, which has it not yet.
             num_cached_tokens: leading tokens that this member has.
         """
+        self._take_done()
         new, size = request.new, self._block_size
         first, stop = num_cached_tokens // size, (len(new.prompt.token_ids) - 1) // size
         num_missing = (stop - first) * size
@@ -90,13 +91,11 @@ class PromptsApart:
         handover = self.handovers.begin(new.key, first, stop)
         if handover is None:
             return False
-        self._send(request, handover, member, handover.stop * size - num_cached)
-        return True
+        return self._send(request, handover, member, handover.stop * size - num_cached)
 
     def take_ready(self) -> list[FrontRequest]:
         """Requests whose prompts are on their way no more, however that ended."""
-        while self._done:
-            self._finish(*self._done.popleft())
+        self._take_done()
         ready = [job for job in self._jobs.values() if job.handover.is_ready]
         for job in ready:
             del self._jobs[job.request.new.key]
@@ -110,9 +109,7 @@ class PromptsApart:
         self.handovers.end(key)
         if (member := job.member) is not None:
             engine = member.replica.engine
-            member.replica.call(lambda: engine.abort(key))
-            while self._done:
-                self._finish(*self._done.popleft())
+            member.replica.post(lambda: engine.abort(key))  # its step may be long
         return job.request
 
     def call_off_all(self) -> list[FrontRequest]:
@@ -153,7 +150,7 @@ class PromptsApart:
 
     def _send(
         self, request: FrontRequest, handover: Handover, member: Member, num_new: int
-    ) -> None:
+    ) -> bool:
         new, length = request.new, handover.stop * self._block_size
         prompt = Prompt(
             new.prompt.token_ids[:length],
@@ -169,24 +166,30 @@ class PromptsApart:
                 done.append((job, output))
                 wake()
 
-        engine = member.replica.engine
-        group = engine.prepare(
-            NewRequest(
-                prompt=prompt,
-                params=_JOB_PARAMS,
-                key=new.key,
-                kind="final",
-                prefill_only=True,
-                priority=new.priority,
-                sink=note,
-            ),
-            seed=0,
+        wanted = NewRequest(
+            prompt=prompt,
+            params=_JOB_PARAMS,
+            key=new.key,
+            kind="final",
+            prefill_only=True,
+            priority=new.priority,
+            sink=note,
         )
+        engine = member.replica.engine
+        try:
+            group = engine.prepare(wanted, seed=0)
+        except (
+            ValueError
+        ):  # a request of the same key was aborted, and its prompt has not ended yet
+            self.handovers.end(new.key)
+            self.handovers.note_recomputed()
+            return False
         self._jobs[new.key] = job
         member.num_requests += 1
         member.num_sequences += 1
         member.load += job.load
         member.replica.post(lambda: engine.enqueue(group))
+        return True
 
     def _finish(self, job: Job, output: RequestOutput) -> None:
         self._release(job)
@@ -196,6 +199,10 @@ class PromptsApart:
             counts.job_tokens += len(output.prompt_token_ids)
             counts.cached_job_tokens += output.num_cached_tokens
         self.handovers.computed(job.handover, output.num_cached_tokens)
+
+    def _take_done(self) -> None:
+        while self._done:
+            self._finish(*self._done.popleft())
 
     def _release(self, job: Job) -> None:
         if (member := job.member) is not None:

@@ -10,6 +10,7 @@ from jaxinfer import EngineConfig, SamplingParams, StructuredOutputsParams
 from jaxinfer.testing import tiny_params
 from tests.serving.small_llm import CONFIG, GREEDY, ids, small_llm, small_params
 
+slow = pytest.mark.slow  # engines compile programs of their own
 APART = {"data_parallel_size": 2, "prefill_replicas": 1, "kv_offloading_size": 0.01}
 """Without a compiled shape of its own, beside those of copies."""
 BLOCK = 16
@@ -56,6 +57,10 @@ def prefill_tokens(replica):
 
 def assert_nothing_is_kept(llm):
     registry, group = handovers(llm), llm._loaded.engine
+    deadline = time.monotonic() + 10  # for aborts behind a step
+    while any(member.num_requests for member in group._members) and time.monotonic() < deadline:
+        llm._handle.driver.call(group._apart.take_ready)
+        time.sleep(0.001)
     assert not len(registry)
     assert not registry._waiting
     assert (registry._tier.num_pins, registry._tier.num_reserved) == (0, 0)
@@ -83,6 +88,7 @@ def no_blocks_are_lost(request):
 SAMPLED = SamplingParams(temperature=1.0, top_p=0.9, max_tokens=6, ignore_eos=True)
 
 
+@slow
 @pytest.mark.parametrize(
     "params",
     [
@@ -117,6 +123,7 @@ def test_answers_are_those_of_one_engine(llm, plain, params):
     assert after.recomputed_prompts == before.recomputed_prompts
 
 
+@slow
 def test_a_prompt_that_comes_beside_decodes_gives_them_no_prefill_step(llm, plain):
     decoder, prefiller = llm._loaded.replicas
     running, late = prompts_of([5, 6], 2), prompts_of([52, 47, 61], 3)
@@ -141,6 +148,7 @@ def test_a_prompt_that_comes_beside_decodes_gives_them_no_prefill_step(llm, plai
 SHORT = GREEDY.clone(max_tokens=2)
 
 
+@slow
 def test_a_conversation_goes_on_where_it_is_cached(llm):
     (prompt,) = prompts_of([40], 4)
     (first,) = generate(llm, [prompt])
@@ -152,6 +160,7 @@ def test_a_conversation_goes_on_where_it_is_cached(llm):
     assert counts(llm) == before
 
 
+@slow
 def test_only_what_the_decode_replica_lacks_is_handed_over(llm, plain):
     (prompt,) = prompts_of([60], 5)
     generate(llm, [prompt[:20]])  # 16 of its tokens are cached where it is decoded
@@ -162,6 +171,7 @@ def test_only_what_the_decode_replica_lacks_is_handed_over(llm, plain):
     assert got.num_cached_tokens == 16
 
 
+@slow
 def test_prompts_without_an_answer_are_computed_by_prefill_replicas(llm, plain):
     prompts = prompts_of([40, 20], 6)
     decoder, prefiller = llm._loaded.replicas
@@ -173,6 +183,7 @@ def test_prompts_without_an_answer_are_computed_by_prefill_replicas(llm, plain):
     assert prefill_tokens(prefiller) == before[1] + 60
 
 
+@slow
 def test_each_request_is_counted_once(llm):
     prompts = prompts_of([50, 40], 7)
     before = llm._loaded.engine.counts()
@@ -188,6 +199,7 @@ def test_each_request_is_counted_once(llm):
     assert named["jaxinfer:handover_seconds"].value > 0
 
 
+@slow
 def test_new_weights_get_no_block_of_old_ones(llm):
     prompts = prompts_of([50, 40], 8)
     old = ids(generate(llm, prompts))
@@ -202,6 +214,7 @@ def test_new_weights_get_no_block_of_old_ones(llm):
     assert ids(generate(llm, prompts)) == old
 
 
+@slow
 def test_engines_that_slept_go_on(llm, plain):
     prompts = prompts_of([50, 40], 9)
     llm.sleep()
@@ -211,6 +224,7 @@ def test_engines_that_slept_go_on(llm, plain):
     assert counts(llm).blocks - before.blocks == 5
 
 
+@slow
 def test_a_step_that_raises_costs_its_computation(llm, plain, monkeypatch):
     prompts = prompts_of([50, 40, 45], 10)
     wanted = ids(generate(plain, prompts))
@@ -229,6 +243,7 @@ def test_a_step_that_raises_costs_its_computation(llm, plain, monkeypatch):
         llm.reset_prefix_cache()
 
 
+@slow
 @pytest.mark.parametrize("phase", ["prefill", "copy", "decode"])
 def test_an_abort_in_each_phase_leaves_nothing(llm, phase):
     decoder, prefiller = llm._loaded.replicas
@@ -266,6 +281,7 @@ def test_an_abort_in_each_phase_leaves_nothing(llm, phase):
         time.sleep(0.01)
 
 
+@slow
 def test_a_copy_that_fails_costs_its_computation(llm, plain, monkeypatch):
     prompts = prompts_of([50, 40], 11)
     transfers = llm._loaded.replicas[1].runner.transfers
@@ -275,6 +291,7 @@ def test_a_copy_that_fails_costs_its_computation(llm, plain, monkeypatch):
     assert counts(llm).recomputed_prompts - before.recomputed_prompts == 2
 
 
+@slow
 def test_a_tier_without_room_for_all_hands_over_what_it_holds(llm, plain, monkeypatch):
     monkeypatch.setattr(handovers(llm)._tier, "num_blocks", 4)
     prompts = prompts_of([60, 50, 62, 40], 12)
@@ -285,7 +302,7 @@ def test_a_tier_without_room_for_all_hands_over_what_it_holds(llm, plain, monkey
     assert after.prompts > before.prompts
 
 
-@pytest.mark.slow
+@slow
 def test_a_dead_prefill_replica_costs_its_computation(plain):
     prompts = prompts_of([50, 40, 45], 13)
     wanted = ids(generate(plain, prompts))
@@ -305,7 +322,7 @@ def test_a_dead_prefill_replica_costs_its_computation(plain):
         assert handovers(llm)._tier.num_reserved == 0
 
 
-@pytest.mark.slow
+@slow
 @pytest.mark.parametrize(
     "options",
     [
