@@ -38,7 +38,7 @@ class PinnedTier(HostTier):
 
     def __contains__(self, key: bytes) -> bool:
         """Whether the block is here, or probably in the next tier."""
-        return key in self._pinned or super().__contains__(key)
+        return self.holds(key) or key in self._next
 
     @property
     def num_pins(self) -> int:
@@ -51,8 +51,9 @@ class PinnedTier(HostTier):
         return self._num_reserved
 
     def holds(self, key: bytes) -> bool:
-        """Whether the block is here."""
-        return key in self._pinned or super().holds(key)
+        """Whether the block is here; another thread may be pinning it."""
+        with self._lock:
+            return key in self._pinned or key in self._blocks
 
     def reserve(self, count: int) -> int:
         """Keep room for at most `count` pinned blocks; returns for how many there is some."""
