@@ -111,6 +111,8 @@ class DecodeTiers(PrefixTiers):
             each = self._queues.parked.pop(request_id)
             each.status = RequestStatus.WAITING
             self._queues.wait(each)
+        if len(prefix) + len(rows) >= pool.most_prefix_blocks(request):
+            self._looked_up = request, pool.num_frees  # nothing more of it is anywhere
 
     def _write(
         self, request: Request, prefix: list[int], fetch: Fetch, rows: Sequence[Any]
