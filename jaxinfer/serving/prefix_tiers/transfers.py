@@ -55,7 +55,7 @@ class Transfers:
         self.most_staged = most_staged
         self.block_bytes = rows.size * rows.dtype.itemsize
         self.on_stored: Callable[[Sequence[bytes]], None] = lambda keys: None
-        self.to_devices: Callable[[Any, Any], Any] = jax.device_put
+        self.to_devices: Callable[[Any, Any], Any] = lambda blocks, to: jax.device_put(blocks, to)
         self.counts = TierCounts(capacity_blocks=tier.num_blocks)
         self._on_devices = rows.sharding
         self._on_host = rows.sharding.with_memory_kind("pinned_host")
