@@ -55,7 +55,7 @@ class Transfers:
         self.most_staged = most_staged
         self.block_bytes = rows.size * rows.dtype.itemsize
         self.on_stored: Callable[[Sequence[bytes]], None] = lambda keys: None
-        self.to_devices: Callable[[Any, Any], Any] = lambda blocks, to: jax.device_put(blocks, to)
+        self.to_devices: Callable[[Sequence[Any], jax.sharding.Sharding], list[jax.Array]] = _put
         self.counts = TierCounts(capacity_blocks=tier.num_blocks)
         self._on_devices = rows.sharding
         self._on_host = rows.sharding.with_memory_kind("pinned_host")
@@ -264,6 +264,11 @@ class Transfers:
         self.policy.read.note(num_read * self.block_bytes, time.perf_counter() - start)
         self.counts.next_hits += num_read
         return found
+
+
+def _put(blocks: Sequence[Any], sharding: jax.sharding.Sharding) -> list[jax.Array]:
+    """Rows on the devices, of blocks in host memory."""
+    return jax.device_put(list(blocks), sharding)
 
 
 _here = threading.local()
