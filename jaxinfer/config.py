@@ -43,6 +43,7 @@ _RANGES: Mapping[str, tuple[float, float]] = {
     "kv_offloading_disk_size": (0.0, 1e9),
     "tensor_parallel_size": (1, 4096),
     "data_parallel_size": (1, 4096),
+    "prefill_replicas": (0, 4095),
     "expert_parallel_size": (1, 4096),
     "num_decode_steps": (1, 1024),
     "device_timeout": (0.0, 1e6),
@@ -155,6 +156,9 @@ class EngineConfig:
         tensor_parallel_size: devices the model is spread over.
         data_parallel_size: replicas of the model, each on `tensor_parallel_size` devices of its
             own, behind one queue; sizes and limits here are per replica.
+        prefill_replicas: of `data_parallel_size`, so many compute prompts alone, and hand their KV
+            blocks to the others in host memory (`kv_offloading_size`), so that prompts delay no
+            other request's tokens. 0 has all replicas do both.
         enable_expert_parallel: split experts whole over the devices of `tensor_parallel_size`, and
             not the width of each; all else of a model with experts is split as without.
         expert_parallel_size: groups of these devices that have experts of their own, whose width
@@ -231,6 +235,7 @@ class EngineConfig:
     online: bool = False
     tensor_parallel_size: int = 1
     data_parallel_size: int = 1
+    prefill_replicas: int = 0
     enable_expert_parallel: bool = False
     expert_parallel_size: int | None = None
     enable_eplb: bool = False
@@ -273,6 +278,8 @@ class EngineConfig:
                 object.__setattr__(self, name, check(name, value, *_RANGES[name]))
         self._check_experts()
         self._check_adapters()
+        if self.prefill_replicas:
+            self._check_prefill_replicas()
         if self.speculative_config is not None:
             self._check_speculation(SpeculativeConfig.of(self.speculative_config))
         if self.skip_tokenizer_init and self.tokenizer is not None:
@@ -316,6 +323,22 @@ class EngineConfig:
             raise TypeError(f"compile_ahead must be True, False or None, got {show(ahead)}")
         if ahead and self.eager:
             raise ValueError("compile_ahead and eager exclude each other; leave one out")
+
+    def _check_prefill_replicas(self) -> None:
+        if self.prefill_replicas >= self.data_parallel_size:
+            raise ValueError(
+                f"prefill_replicas ({self.prefill_replicas}) must be fewer than data_parallel_size "
+                f"({self.data_parallel_size}), for others decode; raise data_parallel_size"
+            )
+        if not self.kv_offloading_size:
+            raise ValueError(
+                "prefill_replicas hand KV blocks over in host memory: set kv_offloading_size (GiB, "
+                "for each replica) above 0"
+            )
+        if self.runner == "pooling":
+            raise ValueError(
+                "prefill_replicas spare answers, and runner='pooling' gives none; leave one out"
+            )
 
     def _check_experts(self) -> None:
         if self.eplb_config is not None:

@@ -8,6 +8,7 @@ from typing import get_args
 from jaxinfer.expert_statistics import ExpertStatistics
 from jaxinfer.outputs import FinishReason
 from jaxinfer.serving.engine.step_counts import STEP_TOKEN_BOUNDS, StepCounts
+from jaxinfer.serving.prefix_tiers.handover_counts import HandoverCounts
 from jaxinfer.serving.prefix_tiers.tier_counts import TierCounts
 from jaxinfer.serving.requests.draft_record import DraftCounts
 
@@ -91,6 +92,7 @@ class RequestCounts:
         used_blocks: KV blocks allocated to requests.
         usable_blocks: all usable KV blocks.
         tiers: of the tiers behind the prefix cache; None without any.
+        handovers: of replicas that compute prompts for others; None without any.
     """
 
     prompt_tokens: int = 0
@@ -108,11 +110,12 @@ class RequestCounts:
     steps: StepCounts = dataclasses.field(default_factory=StepCounts)
     drafts: DraftCounts = dataclasses.field(default_factory=DraftCounts)
     tiers: TierCounts | None = None
+    handovers: HandoverCounts | None = None
 
     def add(self, other: "RequestCounts") -> None:
         """Add another replica's numbers."""
         for field in dataclasses.fields(self):
-            if field.name not in ("finished", "steps", "drafts", "tiers"):
+            if field.name not in ("finished", "steps", "drafts", "tiers", "handovers"):
                 total = getattr(self, field.name) + getattr(other, field.name)
                 setattr(self, field.name, total)
         for reason, count in other.finished.items():
@@ -123,6 +126,15 @@ class RequestCounts:
             self.tiers = self.tiers or other.tiers
         else:
             self.tiers = self.tiers.plus(other.tiers)
+
+    def take_handovers(self, handovers: HandoverCounts) -> None:
+        """Add what replicas handed over, and count each prompt once that two of them had."""
+        self.handovers = dataclasses.replace(handovers)
+        self.prompt_tokens -= handovers.job_tokens
+        self.queried_tokens -= handovers.job_tokens
+        self.cached_prompt_tokens -= handovers.cached_job_tokens
+        for reason in self.finished:
+            self.finished[reason] -= handovers.ended_jobs.get(reason, 0)
 
     def metrics(self, *, num_compilations: int, compile_seconds: float) -> list[Metric]:
         """All numbers as metrics under vLLM's names, with this project's prefix."""
@@ -153,7 +165,8 @@ class RequestCounts:
             Counter("jaxinfer:spec_decode_num_accepted_tokens_per_pos", n, {"position": str(place)})
             for place, n in enumerate(self.drafts.num_accepted_at)
         ]
-        return metrics + _step_metrics(self.steps) + _tier_metrics(self.tiers)
+        metrics += _step_metrics(self.steps) + _tier_metrics(self.tiers)
+        return metrics + _handover_metrics(self.handovers)
 
 
 def expert_metrics(experts: ExpertStatistics | None) -> list[Metric]:
@@ -192,6 +205,18 @@ def _tier_metrics(tiers: TierCounts | None) -> list[Metric]:
         Counter("jaxinfer:prefix_tier_lost_blocks", tiers.disk_lost, disk),
         Gauge("jaxinfer:prefix_tier_blocks", tiers.disk_blocks, disk),
         Gauge("jaxinfer:prefix_tier_capacity_blocks", tiers.disk_capacity_blocks, disk),
+    ]
+
+
+def _handover_metrics(handovers: HandoverCounts | None) -> list[Metric]:
+    if handovers is None:
+        return []
+    return [
+        Counter("jaxinfer:handed_over_prompts", handovers.prompts),
+        Counter("jaxinfer:handed_over_blocks", handovers.blocks),
+        Counter("jaxinfer:handed_over_tokens", handovers.tokens),
+        Counter("jaxinfer:handover_seconds", handovers.seconds),
+        Counter("jaxinfer:recomputed_prompts", handovers.recomputed_prompts),
     ]
 
 

@@ -2,10 +2,11 @@
 
 import dataclasses
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from jaxinfer.serving.prefix_tiers.block_rows import BlockRow
+from jaxinfer.serving.prefix_tiers.fetch_policy import FetchPolicy
 from jaxinfer.serving.prefix_tiers.tier_counts import TierCounts
 
 
@@ -114,4 +115,30 @@ class BlockTransfers(Protocol):
 
     def wait(self, seconds: float) -> None:
         """Return when a fetch is done that was not at the last call, or after some time."""
+        ...
+
+
+class SharedTransfers(BlockTransfers, Protocol):
+    """Transfers of one of several engines that share a tier.
+
+    Attributes:
+        policy: is told how long copies take.
+        on_stored: is given the keys of a copy out that has ended, whether they were kept or not.
+        num_leaving: blocks that are on their way out, or will be launched.
+    """
+
+    policy: FetchPolicy
+    on_stored: Callable[[Sequence[bytes]], None]
+
+    @property
+    def num_leaving(self) -> int:
+        """See above."""
+        ...
+
+    def is_leaving(self, key: bytes) -> bool:
+        """Whether the block is on its way out, or will be launched."""
+        ...
+
+    def call_off(self, keys: Sequence[bytes]) -> None:
+        """Drop blocks whose launch has failed; those on their way end as if they were not kept."""
         ...

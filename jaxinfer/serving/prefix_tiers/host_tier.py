@@ -55,10 +55,7 @@ class HostTier:
     def take(self, key: bytes) -> BlockRow | None:
         """The block, now the most recently used; None if it is not here."""
         with self._lock:
-            block = self._blocks.get(key)
-            if block is not None:
-                self._blocks.move_to_end(key)
-            return block
+            return self._find(key)
 
     def take_next(self, keys: Sequence[bytes]) -> Sequence[BlockRow]:
         """The leading blocks from the next tier, which are put here, too: until one is lost."""
@@ -81,9 +78,7 @@ class HostTier:
         """Keep a block; what has to leave for it goes to the next tier."""
         evicted: list[tuple[bytes, BlockRow]] = []
         with self._lock:
-            self._drop([key])
-            self._blocks[key] = block
-            self._rows.add(block)
+            self._hold(key, block)
             while self._blocks and self._rows.count > self.num_blocks:
                 evicted.append(self._blocks.popitem(last=False))
                 self._rows.drop([evicted[-1][1]])
@@ -122,6 +117,17 @@ class HostTier:
         leaving = itertools.chain(last, ((key, blocks[key]) for key in reversed(blocks)))
         self._next.close((key, self._pack(block)) for key, block in leaving)
         self._next = NoNextTier()
+
+    def _find(self, key: bytes) -> BlockRow | None:
+        block = self._blocks.get(key)
+        if block is not None:
+            self._blocks.move_to_end(key)
+        return block
+
+    def _hold(self, key: bytes, block: BlockRow) -> None:
+        self._drop([key])
+        self._blocks[key] = block
+        self._rows.add(block)
 
     def _drop(self, keys: Sequence[bytes]) -> None:
         self._rows.drop([self._blocks.pop(key) for key in keys if key in self._blocks])

@@ -39,6 +39,10 @@ class Transfers:
         row: shape, dtype and sharding of a block on the devices.
         most_staged: blocks on their way in one direction at most.
         within: makes the context manager that the threads run in.
+
+    Attributes:
+        on_stored: is given the keys of a copy out that has ended, whether they were kept or not.
+        to_devices: from arrays in host memory and a sharding, makes those on the devices.
     """
 
     def __init__(
@@ -53,6 +57,8 @@ class Transfers:
         self.tier, self.policy = tier, policy
         self.most_staged = most_staged
         self.block_bytes = row.size * row.dtype.itemsize
+        self.on_stored: Callable[[Sequence[bytes]], None] = lambda keys: None
+        self.to_devices: Callable[[Sequence[Any], jax.sharding.Sharding], list[jax.Array]] = _put
         self.counts = TierCounts(capacity_blocks=tier.num_blocks)
         self._on_devices = sharding_of_rows(row)
         self._on_host = self._on_devices.with_memory_kind("pinned_host")
@@ -92,6 +98,15 @@ class Transfers:
             self._wanted[key] = next(self._numbers)
         return True
 
+    @property
+    def num_leaving(self) -> int:
+        """Blocks that are on their way out, or will be launched."""
+        return len(self._expected) + self._num_outgoing
+
+    def is_leaving(self, key: bytes) -> bool:
+        """Whether the block is on its way out, or will be launched."""
+        return key in self._wanted
+
     def copy_out(self, keys: Sequence[bytes], rows: jax.Array) -> None:
         """Keep blocks, the first rows of an array that was launched; returns at once."""
         with self._changed:
@@ -100,6 +115,14 @@ class Transfers:
             # A block that was forgotten and then expected anew is another one.
             numbers = [self._wanted.get(key) for key in keys]
         self._outward.submit(self._store, keys, numbers, rows)
+
+    def call_off(self, keys: Sequence[bytes]) -> None:
+        """Drop blocks whose launch has failed; those on their way end as if they were not kept."""
+        with self._changed:
+            self.counts.dropped_blocks += len(self._expected.intersection(keys))
+            self._expected.difference_update(keys)
+            for key in keys:
+                self._wanted.pop(key, None)
 
     def fetch(self, keys: Sequence[bytes]) -> Fetch:
         """Begin to bring the leading blocks whose arrays fit the devices; returns at once."""
@@ -167,9 +190,10 @@ class Transfers:
         """
         self._release_all()
         self._outward.shutdown()
-        if not self._is_closed:
-            futures.wait([self._inward.submit(lambda: None)], _SETTLING_S)
+        if self._is_closed:
+            return
         self._is_closed = True
+        futures.wait([self._inward.submit(lambda: None)], _SETTLING_S)
         self._inward.shutdown(wait=False, cancel_futures=True)
         self.tier.close(last)
 
@@ -200,11 +224,12 @@ class Transfers:
                     del self._wanted[key]
             if stored is None:
                 self.counts.dropped_blocks += len(keys)
-                return
-            self.counts.bytes_out += len(stored) * self.block_bytes
+            else:
+                self.counts.bytes_out += len(stored) * self.block_bytes
         for place, (key, is_wanted) in enumerate(zip(keys, wanted, strict=True)):
-            if is_wanted:
+            if is_wanted and stored is not None:
                 self.tier.put(key, BlockRow(stored, place))
+        self.on_stored(keys)
 
     def _bring(self, fetch: Fetch) -> None:
         """Bring blocks to the devices, as soon as there is room."""
@@ -241,7 +266,7 @@ class Transfers:
     def _on_device(self, blocks: Sequence[BlockRow]) -> list[BlockRow]:
         """Blocks in host memory, copied to the devices by whole arrays."""
         arrays = arrays_of(blocks)
-        copies = jax.block_until_ready(jax.device_put(arrays, self._on_devices))
+        copies = jax.block_until_ready(self.to_devices(arrays, self._on_devices))
         copied = {id(old): new for old, new in zip(arrays, copies, strict=True)}
         return [BlockRow(copied[id(rows)], place) for rows, place in blocks]
 
@@ -271,6 +296,11 @@ def sharding_of_rows(row: jax.ShapeDtypeStruct) -> NamedSharding:
     """The sharding of an array of several blocks."""
     assert isinstance(row.sharding, NamedSharding)
     return NamedSharding(row.sharding.mesh, PartitionSpec(None, *row.sharding.spec))
+
+
+def _put(arrays: Sequence[Any], sharding: jax.sharding.Sharding) -> list[jax.Array]:
+    """Arrays on the devices, of those in host memory."""
+    return jax.device_put(list(arrays), sharding)
 
 
 _here = threading.local()

@@ -1,6 +1,6 @@
 """The queue in front of the replicas: waiting requests, the replica of each, and its load."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from jaxinfer.serving.engine.request_table import AnyGroup
@@ -22,6 +22,7 @@ class Member:
         num_requests: unfinished requests that were sent to it.
         num_sequences: completions of these.
         load: `request_load` of these, added up.
+        num_away: requests of `num_requests` that its engine does not have yet.
     """
 
     index: int
@@ -30,6 +31,7 @@ class Member:
     num_requests: int = 0
     num_sequences: int = 0
     load: int = 0
+    num_away: int = 0
 
 
 @dataclass(slots=True, eq=False)
@@ -59,6 +61,11 @@ class FrontQueue:
         max_num_seqs: most sequences that a replica runs at once. It is sent a quarter more, so that
             a sequence that ends is replaced in the next step.
         is_fair: see `Scheduler`.
+
+    Attributes:
+        begin_elsewhere: is given a request that was sent, and how many of its tokens its replica
+            has; True keeps it from that until `enqueue`.
+        may_serve: whether a replica takes a request.
     """
 
     def __init__(self, token_budget: int, max_num_seqs: int, *, is_fair: bool = False) -> None:
@@ -68,6 +75,8 @@ class FrontQueue:
         self._requests: dict[str, FrontRequest] = {}
         self._queue: RankedQueue[FrontRequest] = RankedQueue()
         self._num_added = 0
+        self.begin_elsewhere: Callable[[FrontRequest, int], bool] = lambda request, cached: False
+        self.may_serve: Callable[[FrontRequest, Member], bool] = lambda request, member: True
 
     def __len__(self) -> int:
         return len(self._requests)
@@ -108,10 +117,12 @@ class FrontQueue:
     def send_while_there_is_room(self, members: Sequence[Member]) -> None:
         """Send requests in order as long as one of `members` has room."""
         while self._queue:
+            first = self._queue.first()
             free = [m for m in members if m.num_sequences < self._enough_sequences]
+            free = [m for m in free if self.may_serve(first, m)]
             if not free:
                 return
-            self.send(self._queue.first(), free)
+            self.send(first, free)
 
     def send_all(self, members: Sequence[Member]) -> None:
         """Send all queued requests, in order."""
@@ -140,6 +151,26 @@ class FrontQueue:
         member.num_requests += 1
         member.num_sequences += request.new.params.n
         member.load += request.load
+        member.num_away += 1
+        if not self.begin_elsewhere(request, view.num_cached_tokens):
+            self.enqueue(request)
+        return member
+
+    def enqueue(self, request: FrontRequest) -> None:
+        """Give a request that was sent to the engine of its replica."""
+        member = request.member
+        assert member is not None
+        member.num_away -= 1
         engine, group = member.replica.engine, request.group
         member.replica.post(lambda: engine.enqueue(group))
-        return member
+
+    def send_anew(self, request: FrontRequest, members: Sequence[Member]) -> None:
+        """Have another replica get a request that its own was not given yet."""
+        before, after = request.member, min(members, key=lambda member: member.load)
+        assert before is not None
+        for member, sign in ((before, -1), (after, 1)):
+            member.num_requests += sign
+            member.num_away += sign
+            member.num_sequences += sign * request.new.params.n
+            member.load += sign * request.load
+        request.member = after

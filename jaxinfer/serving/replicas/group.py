@@ -1,6 +1,7 @@
 """Several engines behind the interface of one: routes requests, steps replicas, gathers outputs."""
 
 import collections
+import contextlib
 import dataclasses
 import logging
 import queue
@@ -15,6 +16,7 @@ from jaxinfer.serving.compile.jax_settings import JaxSettings
 from jaxinfer.serving.engine.metrics import RequestCounts
 from jaxinfer.serving.replicas.front_queue import FrontQueue, FrontRequest, Member
 from jaxinfer.serving.replicas.placement import replica_params
+from jaxinfer.serving.replicas.prompts_apart import PromptsApart
 from jaxinfer.serving.replicas.replica import Replica, ReplicaInTurn, ReplicaThread
 from jaxinfer.serving.replicas.sleep import sleep_all
 from jaxinfer.serving.replicas.started_replica import StartedReplica
@@ -25,6 +27,8 @@ from jaxinfer.serving.runner.device_params import ParamsWriter
 AnyOutput = RequestOutput | TokenOutput
 
 logger = logging.getLogger("jaxinfer")
+
+_PATIENCE_S = 0.002  # for long steps of prefill replicas, and for copies
 
 
 class ReplicaGroup:
@@ -45,6 +49,7 @@ class ReplicaGroup:
         threads: whether each replica runs in a thread of its own; otherwise all run in turn in the
             caller's.
         is_fair: see `Scheduler`.
+        apart: has some of the replicas compute prompts, and only that; None has all do everything.
     """
 
     def __init__(
@@ -56,6 +61,7 @@ class ReplicaGroup:
         seed: int,
         threads: bool,
         is_fair: bool = False,
+        apart: PromptsApart | None = None,
     ) -> None:
         self._front = FrontQueue(token_budget, max_num_seqs, is_fair=is_fair)
         self._seeds = random.Random(seed)
@@ -66,6 +72,14 @@ class ReplicaGroup:
         self._members = [
             Member(i, each, self._replica(i, each, threads)) for i, each in enumerate(started)
         ]
+        self._apart = apart
+        self._decoders = self._members
+        if apart is not None:
+            self._decoders = self._members[: -apart.num_prefills]
+            ended = self._ended
+            apart.attach(self._members[-apart.num_prefills :], wake=lambda: ended.put(None))
+            self._front.begin_elsewhere = apart.begin
+            self._front.may_serve = self._may_serve
         self._dead: set[int] = set()
         self._outputs: list[RequestOutput] = []
         self._is_closed = False
@@ -78,7 +92,7 @@ class ReplicaGroup:
     @property
     def failure(self) -> StepError | None:
         """The error of the last replica, once all have failed; None before. Any thread may ask."""
-        if len(self._dead) < len(self._members):
+        if any(member.index not in self._dead for member in self._decoders):
             return None
         return StepError(f"every replica has failed: {self._members[0].replica.failure}")
 
@@ -87,6 +101,8 @@ class ReplicaGroup:
         total = RequestCounts(waiting=self._front.num_waiting)
         for member in self._members:
             total.add(member.replica.engine.counts())
+        if self._apart is not None:
+            total.take_handovers(self._apart.handovers.counts)
         return total
 
     def call_each[T](self, actions: Sequence[Callable[[], T]]) -> list[T]:
@@ -119,7 +135,9 @@ class ReplicaGroup:
         if request is None:
             return False
         # Any engine can end it.
-        member = request.member or self._front.send(request, self._members)
+        member = request.member or self._front.send(request, self._decoders)
+        if self._apart is not None and self._apart.call_off(request_id) is not None:
+            self._front.enqueue(request)
         replica = member.replica
         was_unfinished = replica.call(lambda: replica.engine.abort(request_id))
         if was_unfinished and request.new.sink is None:
@@ -135,14 +153,18 @@ class ReplicaGroup:
         """
         self._check_alive()
         for member in self._alive():
-            if member.num_requests and not member.replica.is_stepping:
+            if member.num_requests > member.num_away and not member.replica.is_stepping:
                 member.replica.step()
-        if not self._arrived and any(member.replica.is_stepping for member in self._alive()):
-            self._ended.get()
+        is_stepping = any(member.replica.is_stepping for member in self._alive())
+        if not self._arrived and (is_stepping or (self._apart and not self._has_steps())):
+            self._await_news()
         while not self._ended.empty():
             self._ended.get()
         self._deliver()
         self._remove_failed_replicas()
+        if self._apart is not None:
+            for request in self._apart.take_ready():
+                self._front.enqueue(request)
         self._front.send_while_there_is_room(self._alive())
 
     def take_outputs(self) -> list[RequestOutput]:
@@ -213,6 +235,7 @@ class ReplicaGroup:
         if self._is_closed:
             return
         self._is_closed = True
+        self._end_handovers()
         self._front.send_all(self._members)  # where they are ended like the others
         for member in self._members:
             member.replica.call(member.replica.engine.close)
@@ -262,6 +285,33 @@ class ReplicaGroup:
                 request.cause = f"{type(error).__name__}: {error}"
                 self.abort(key)
 
+    def _may_serve(self, request: FrontRequest, member: Member) -> bool:
+        """Prompts without an answer are for prefill replicas while there are some, all else not."""
+        is_decoder = member.index < len(self._decoders)
+        if not request.new.prefill_only:
+            return is_decoder
+        prefills = self._members[len(self._decoders) :]
+        return is_decoder == all(each.index in self._dead for each in prefills)
+
+    def _has_steps(self) -> bool:
+        return any(member.num_requests > member.num_away for member in self._alive())
+
+    def _await_news(self) -> None:
+        """Return when a replica has something to tell, or a prompt's blocks have arrived.
+
+        Or after a moment, if a step may be long, beside which new requests go to idle replicas.
+        """
+        with contextlib.suppress(queue.Empty):
+            self._ended.get(timeout=None if self._apart is None else _PATIENCE_S)
+
+    def _end_handovers(self) -> None:
+        """Compute no more prompts apart, and give their requests to their replicas."""
+        if self._apart is None:
+            return
+        self._front.begin_elsewhere = lambda request, cached: False
+        for request in self._apart.call_off_all():
+            self._front.enqueue(request)
+
     def _alive(self) -> list[Member]:
         return [member for member in self._members if member.index not in self._dead]
 
@@ -274,11 +324,27 @@ class ReplicaGroup:
                 logger.error(
                     "replica %d of %d is removed: %s", member.index, len(self._members), failure
                 )
+                self._move_prompts(member)
                 self._end_all_of(member, f"its replica failed: {failure}")
-        if not self._alive():
+        if self.failure is not None:
+            self._end_handovers()
             self._front.send_all(self._members[:1])  # whose `step` fails them
             self._end_all_of(self._members[0], str(self._members[0].replica.failure))
             self._check_alive()
+
+    def _move_prompts(self, dead: Member) -> None:
+        """Have other replicas go on with requests whose prompts are on their way."""
+        if self._apart is None:
+            return
+        for request in self._apart.call_off_on(dead):
+            self._front.enqueue(request)
+        decoders = [m for m in self._decoders if m.index not in self._dead]
+        for request in self._apart.of_decoder(dead):
+            if decoders:
+                self._front.send_anew(request, decoders)
+            else:
+                self._apart.call_off(request.new.key)
+                self._front.enqueue(request)
 
     def _end_all_of(self, member: Member, reason: str) -> None:
         """End the requests of a failed replica, through its engine if that still works."""

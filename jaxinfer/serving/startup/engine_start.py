@@ -29,11 +29,9 @@ from jaxinfer.serving.sampling.sampler import CustomSampler, LogitsProcessor
 from jaxinfer.serving.scheduler.block_pool import BlockPool
 from jaxinfer.serving.scheduler.pacing import Pacing, arrival_tokens
 from jaxinfer.serving.scheduler.scheduler import Scheduler
-from jaxinfer.serving.scheduler.tiers.prefix_tiers import PrefixTiers
-from jaxinfer.serving.scheduler.tiers.tiered_index import TieredIndex
 from jaxinfer.serving.startup.files import NO_FILES, SharedFiles
+from jaxinfer.serving.startup.own_tiers import OWN_TIERS, EngineTiers
 from jaxinfer.serving.startup.plan import plan_engine
-from jaxinfer.serving.startup.tiers import read_rows, start_transfers
 
 
 @dataclass(frozen=True)
@@ -55,6 +53,7 @@ class StartSettings:
         placed_experts: where experts lie that move between devices; None if none do.
         inspection: what is read and changed of activations.
         files: where KV blocks go that leave host memory.
+        tiers: what lies behind the prefix cache, and what the engine is to others through it.
     """
 
     model_config: ModelConfig
@@ -71,6 +70,7 @@ class StartSettings:
     placed_experts: PlacedExperts | None = None
     inspection: Inspection = NO_INSPECTION
     files: SharedFiles = NO_FILES
+    tiers: EngineTiers = OWN_TIERS
 
 
 def start_engine(
@@ -96,15 +96,7 @@ def start_engine(
     """
     config = setup.config
     runner = start_runner(setup, params, mesh, lowering=lowering, devices=devices)
-    index = tiers = None
-    if (transfers := runner.transfers) is not None:
-        index = TieredIndex(config.block_size)
-        tiers = functools.partial(
-            PrefixTiers,
-            transfers=transfers,
-            policy=transfers.policy,
-            read_rows=functools.partial(read_rows, runner, transfers),
-        )
+    index, tiers = setup.tiers.sides(runner, config.block_size)
     scheduler = Scheduler(
         BlockPool(runner.num_kv_blocks, config.block_size, config.enable_prefix_caching, index),
         max_num_seqs=config.max_num_seqs,
@@ -119,6 +111,7 @@ def start_engine(
         num_adapter_slots=config.max_loras if config.enable_lora else 0,
         tiers=tiers,
     )
+    setup.tiers.attach(scheduler)
     tokens = arrival_tokens(runner.report.platform, config.max_num_seqs)
     engine = Engine(
         runner,
@@ -181,7 +174,7 @@ def start_runner(
     )
     head_config = None if head is None else head.config
     open_files = functools.partial(setup.files.open, plan.programs, placed, head_config)
-    transfers = start_transfers(plan.programs, setup.config, plan.platform, open_files)
+    transfers = setup.tiers.start(plan.programs, setup.config, plan.platform, open_files)
     return Runner(
         placed,
         plan,

@@ -53,6 +53,7 @@ from jaxinfer.serving.sampling.sampler import (
     check_logits_processor,
     check_sampler,
 )
+from jaxinfer.serving.startup.apart import ApartTiers
 from jaxinfer.serving.startup.draft_head import read_head_of
 from jaxinfer.serving.startup.engine_start import (
     StartSettings,
@@ -176,6 +177,7 @@ def _load(config: EngineConfig, source: ModelSource, group: ProcessGroup | None)
     source = dataclasses.replace(source, rules=rules)
     meshes = split_mesh(mesh, rules)
     config = dataclasses.replace(config, data_parallel_size=len(meshes))
+    apart = ApartTiers() if config.prefill_replicas else None
     if group is not None and len(meshes) > 1:
         raise ValueError(
             f"data_parallel_size is {len(meshes)}, but replicas run in one process and here are "
@@ -228,7 +230,7 @@ def _load(config: EngineConfig, source: ModelSource, group: ProcessGroup | None)
                 if len(meshes) == 1:
                     started = [start_engine(setup, params, mesh)]
                 else:
-                    started = start_replicas(setup, params, meshes)
+                    started = start_replicas(setup, params, meshes, apart)
             runner = started[0].runner
             report = runner.report if len(started) == 1 else runner.report.of_replicas(len(started))
             say(config, str(report))
@@ -236,7 +238,7 @@ def _load(config: EngineConfig, source: ModelSource, group: ProcessGroup | None)
                 compile_ahead(started)
                 if group is not None:
                     group.agree("ready", True)
-    engine, follower = _engine_of_processes(started, config, group)
+    engine, follower = _engine_of_processes(started, config, group, apart)
     return Loaded(
         engine,
         follower,
@@ -286,12 +288,15 @@ def say(config: EngineConfig, text: str) -> None:
 
 
 def _engine_of_processes(
-    started: Sequence[StartedReplica], config: EngineConfig, group: ProcessGroup | None
+    started: Sequence[StartedReplica],
+    config: EngineConfig,
+    group: ProcessGroup | None,
+    apart: ApartTiers | None,
 ) -> tuple[Steppable, Follower | None]:
     """The engine that takes requests here, or the follower if process 0 takes them."""
     engine = started[0].engine
     if len(started) > 1:
-        return group_replicas(started, config), None
+        return group_replicas(started, config, apart), None
     if group is None:
         return engine, None
     if group.leads:

@@ -11,14 +11,19 @@ from jaxinfer.config import EngineConfig
 from jaxinfer.serving.compile.lowering import start_lowering
 from jaxinfer.serving.replicas.group import ReplicaGroup
 from jaxinfer.serving.replicas.placement import replica_params
+from jaxinfer.serving.replicas.prompts_apart import PromptsApart
 from jaxinfer.serving.replicas.started_replica import StartedReplica
 from jaxinfer.serving.runner.device_params import describe_params
+from jaxinfer.serving.startup.apart import ApartTiers
 from jaxinfer.serving.startup.engine_start import StartSettings, start_engine
 from jaxinfer.startup_report import StartupReport
 
 
 def start_replicas(
-    setup: StartSettings, params: Mapping[str, Any], meshes: Sequence[Mesh]
+    setup: StartSettings,
+    params: Mapping[str, Any],
+    meshes: Sequence[Mesh],
+    apart: ApartTiers | None = None,
 ) -> list[StartedReplica]:
     """Build an engine on each mesh; they have equally many KV blocks and share traced programs.
 
@@ -26,6 +31,8 @@ def start_replicas(
         setup: the model and the engine's arguments, for each replica.
         params: the parameter tree, on the devices of all replicas, some of them, or the host.
         meshes: the replicas' devices, equal in shape.
+        apart: of replicas of which the last `prefill_replicas` compute prompts; None has all do
+            everything.
 
     Raises:
         CapacityError: the KV cache of a replica can't hold one full-length request.
@@ -38,7 +45,10 @@ def start_replicas(
     lowering = start_lowering(setup.config.compilation_cache_dir, keeps=False)
     started: list[StartedReplica] = []
     with contextlib.ExitStack() as undo:
-        for tree, mesh in zip(trees, meshes, strict=True):
+        num_decoders = len(meshes) - setup.config.prefill_replicas
+        for i, (tree, mesh) in enumerate(zip(trees, meshes, strict=True)):
+            if apart is not None:
+                setup = dataclasses.replace(setup, tiers=apart.role(prefills=i >= num_decoders))
             each = start_engine(setup, tree, mesh, lowering=lowering, devices=devices)
             undo.callback(each.runner.close)
             started.append(each)
@@ -51,9 +61,20 @@ def start_replicas(
     return started
 
 
-def group_replicas(started: Sequence[StartedReplica], config: EngineConfig) -> ReplicaGroup:
+def group_replicas(
+    started: Sequence[StartedReplica], config: EngineConfig, apart: ApartTiers | None = None
+) -> ReplicaGroup:
     """The engine that is made of these."""
     runner = started[0].runner
+    prompts = None
+    if apart is not None:
+        prompts = PromptsApart(
+            apart.handovers,
+            num_prefills=config.prefill_replicas,
+            block_size=config.block_size,
+            token_budget=runner.max_num_batched_tokens,
+            least_tokens=least_handed_over(runner.report.platform, config.block_size),
+        )
     return ReplicaGroup(
         started,
         token_budget=runner.max_num_batched_tokens,
@@ -61,7 +82,13 @@ def group_replicas(started: Sequence[StartedReplica], config: EngineConfig) -> R
         seed=config.seed,
         threads=_run_in_threads(runner.report),
         is_fair=config.scheduling_policy == "fair",
+        apart=prompts,
     )
+
+
+def least_handed_over(platform: str, block_size: int) -> int:
+    """Tokens of a prompt that are worth a handover: fewer hardly make a decode step longer."""
+    return 2 * block_size if platform == "cpu" else 128
 
 
 def _run_in_threads(report: StartupReport) -> bool:

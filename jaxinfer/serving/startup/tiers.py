@@ -51,26 +51,48 @@ def start_transfers(
     if not config.kv_offloading_size:
         return None
     row = block_row(programs)
-    block_bytes = row.size * row.dtype.itemsize
+    num_blocks = check_size(row, config, platform)
+    tier = HostTier(num_blocks, open_files(block_bytes(row)), pack=pack, unpack=unpacker(row))
+    return transfers_of(tier, row, config, platform)
+
+
+def check_size(row: jax.ShapeDtypeStruct, config: EngineConfig, platform: str) -> int:
+    """The number of blocks of an engine's host tier, if the host has the memory for all replicas'.
+
+    On GPUs it is pinned from here on.
+
+    Args:
+        row: of a block.
+
+    Raises:
+        CapacityError: it has not, or the tier holds no block.
+    """
     num_bytes = int(config.kv_offloading_size * 2**30)
     _check_available(num_bytes * config.data_parallel_size)
     if platform == "gpu":
         check_pinned(num_bytes * config.data_parallel_size)
-    num_blocks = num_bytes // block_bytes
+    num_blocks = num_bytes // block_bytes(row)
     if num_blocks == 0:
         raise CapacityError(
             f"kv_offloading_size={config.kv_offloading_size:g} GiB holds no KV block, of which "
-            f"each takes {block_bytes / 2**20:.2f} MiB; raise it"
+            f"each takes {block_bytes(row) / 2**20:.2f} MiB; raise it"
         )
     if platform == "gpu":
-        take_pinned(row, num_blocks)
-    return Transfers(
-        HostTier(num_blocks, open_files(block_bytes), pack=_pack, unpack=_unpack(row)),
-        FetchPolicy(),
-        row,
-        staged_blocks(config.token_budget(platform), config.block_size),
-        JaxSettings.here().held,
-    )
+        take_pinned(row, num_blocks * config.data_parallel_size)
+    return num_blocks
+
+
+def transfers_of(
+    tier: HostTier, row: jax.ShapeDtypeStruct, config: EngineConfig, platform: str
+) -> Transfers:
+    """The threads that copy between an engine's devices and a tier."""
+    most_staged = staged_blocks(config.token_budget(platform), config.block_size)
+    return Transfers(tier, FetchPolicy(), row, most_staged, JaxSettings.here().held)
+
+
+def block_bytes(row: jax.ShapeDtypeStruct) -> int:
+    """Bytes of a block in host memory."""
+    return row.size * row.dtype.itemsize
 
 
 def take_pinned(row: jax.ShapeDtypeStruct, num_blocks: int) -> None:
@@ -105,13 +127,13 @@ def read_rows(runner: Runner, transfers: Transfers, blocks: Sequence[int]) -> It
         logger.warning("KV blocks on the devices were not written to files: %s", error)
 
 
-def _pack(block: BlockRow) -> memoryview:
+def pack(block: BlockRow) -> memoryview:
     """A block's bytes, all devices' parts one after the other."""
     of_block = np.asarray(block.rows)[block.place]
     return memoryview(np.ascontiguousarray(of_block).reshape(-1).view(np.uint8))
 
 
-def _unpack(row: jax.ShapeDtypeStruct) -> Callable[[Sequence[bytes]], list[BlockRow]]:
+def unpacker(row: jax.ShapeDtypeStruct) -> Callable[[Sequence[bytes]], list[BlockRow]]:
     """Makes blocks of their bytes, in pinned host memory; ValueError if they are too few."""
     on_host = sharding_of_rows(row).with_memory_kind("pinned_host")
 

@@ -17,6 +17,7 @@ from jaxinfer.server.telemetry.telemetry import Telemetry
 from jaxinfer.server.telemetry.utilization import StepFloors
 from jaxinfer.serving.engine.metrics import RequestCounts, expert_metrics
 from jaxinfer.serving.engine.step_counts import StepCounts
+from jaxinfer.serving.prefix_tiers.handover_counts import HandoverCounts
 from jaxinfer.serving.prefix_tiers.tier_counts import TierCounts
 from jaxinfer.serving.requests.draft_record import DraftCounts
 from tests.server.telemetry.scrape import samples
@@ -242,7 +243,12 @@ def test_an_unknown_device_has_no_utilization():
 def test_every_name_that_can_be_shown_is_listed():
     telemetry = Telemetry("m", floors=FLOORS)
     steps = StepCounts(decode_seconds=1.0, prefill_seconds=1.0)
-    counts = RequestCounts(steps=steps, drafts=DraftCounts(1, 2, [1]), tiers=TierCounts())
+    counts = RequestCounts(
+        steps=steps,
+        drafts=DraftCounts(1, 2, [1]),
+        tiers=TierCounts(),
+        handovers=HandoverCounts(),
+    )
     experts = ExpertStatistics((3,), np.array([[1, 3]]), 2, np.array([3]))
     metrics = counts.metrics(num_compilations=0, compile_seconds=0) + expert_metrics(experts)
     text = telemetry.render(metrics)

@@ -1,10 +1,11 @@
 """Tiers in plain Python, whose copies arrive when the test says so."""
 
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from jaxinfer.serving.prefix_tiers.block_copies import Fetch
+from jaxinfer.serving.prefix_tiers.fetch_policy import FetchPolicy
 from jaxinfer.serving.prefix_tiers.tier_counts import TierCounts
 
 
@@ -23,6 +24,8 @@ class FakeTransfers:
         self.fetches: list[Fetch] = []
         self.num_staged = 0
         self.counts = TierCounts()
+        self.policy = FetchPolicy()
+        self.on_stored: Callable[[Sequence[bytes]], None] = lambda keys: None
 
     def __contains__(self, key: bytes) -> bool:
         return key in self.blocks
@@ -43,6 +46,17 @@ class FakeTransfers:
     def copy_out(self, key: bytes, content: Any) -> None:
         self.expected.discard(key)
         self.outgoing.append((key, content))
+
+    @property
+    def num_leaving(self) -> int:
+        return len(self.expected) + len(self.outgoing)
+
+    def is_leaving(self, key: bytes) -> bool:
+        return key in self.wanted
+
+    def call_off(self, keys: Sequence[bytes]) -> None:
+        self.expected.difference_update(keys)
+        self.wanted.difference_update(keys)
 
     def fetch(self, keys: Sequence[bytes]) -> Fetch:
         assert 0 < len(keys) <= self.most_staged
@@ -84,6 +98,7 @@ class FakeTransfers:
             if key in self.wanted:
                 self.wanted.discard(key)
                 self.blocks[key] = content
+            self.on_stored([key])
         self.outgoing.clear()
         while len(self.blocks) > self.num_blocks:
             self.blocks.popitem(last=False)

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from jaxinfer.sampling_params import SamplingParams
+from jaxinfer.serving.prefix_tiers.block_copies import TierCopies
 from jaxinfer.serving.requests.request import IN_FLIGHT_TOKEN, Request, RequestStatus
 from jaxinfer.serving.scheduler.schedule import RowUpdate, Schedule, ScheduledRow
 from jaxinfer.serving.scheduler.scheduler import Scheduler
@@ -115,17 +116,13 @@ class FakeDevice:
         """Run a step; tokens of `[row][inner step]`, arbitrary where a row does not sample."""
         self.check_shape(schedule)
         for copies in schedule.tier_copies:
-            for block, key in copies.out:
-                self.transfers.copy_out(key, list(self.pages[block]))
+            self.copy_out(copies)
         for block, host_block in schedule.swap_out:
             self.host[host_block] = list(self.pages[block])
         for block, host_block in schedule.swap_in:
             self.pages[block] = list(self.host[host_block])
         for copies in schedule.tier_copies:
-            for back in copies.back:
-                for block, row in zip(back.blocks, back.rows, strict=True):
-                    self.pages[block] = list(row)
-                self.transfers.release(back.fetch)
+            self.copy_back(copies)
         for row in schedule.rows:
             self.note_read(row)
         self.drafts[id(schedule)] = None
@@ -145,6 +142,21 @@ class FakeDevice:
             if row.num_fed == 0:
                 self.check_context(row.request, row.start)
         return results
+
+    def copy_out(self, copies: TierCopies) -> None:
+        for block, key in copies.out:
+            self.transfers.copy_out(key, list(self.pages[block]))
+
+    def copy_back(self, copies: TierCopies) -> None:
+        for back in copies.back:
+            for block, row in zip(back.blocks, back.rows, strict=True):
+                self.pages[block] = list(row)
+            self.transfers.release(back.fetch)
+
+    def launch_copies(self, copies: TierCopies, failed: object) -> None:
+        """A `LaunchCopies`."""
+        self.copy_out(copies)
+        self.copy_back(copies)
 
     def launch_with_drafts(self, schedule: Schedule) -> list[list[int]]:
         """Rows whose drafts and lengths the device alone knows; the tokens that each gains."""

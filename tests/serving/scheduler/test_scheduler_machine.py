@@ -9,13 +9,17 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from jaxinfer.sampling_params import SamplingParams
 from jaxinfer.serving.prefix_tiers.fetch_policy import FetchPolicy
+from jaxinfer.serving.prefix_tiers.handovers import Handovers
+from jaxinfer.serving.prefix_tiers.pinned_tier import PinnedTier
 from jaxinfer.serving.requests.request import Request, RequestStatus
 from jaxinfer.serving.scheduler.block_pool import BlockPool
 from jaxinfer.serving.scheduler.multi_step import ONE_STEP, MultiStep
 from jaxinfer.serving.scheduler.schedule import Schedule
 from jaxinfer.serving.scheduler.scheduler import Scheduler
 from jaxinfer.serving.scheduler.speculation import NO_DRAFTS, DraftSize, Speculation
+from jaxinfer.serving.scheduler.tiers.decode_tiers import DecodeTiers
 from jaxinfer.serving.scheduler.tiers.prefix_tiers import PrefixTiers
+from jaxinfer.serving.scheduler.tiers.shared_index import SharedIndex
 from jaxinfer.serving.scheduler.tiers.tiered_index import TieredIndex
 from jaxinfer.structured_outputs import StructuredOutputsParams
 from tests.serving.constraints.fake_constraint import ReadsTokens
@@ -50,7 +54,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         has_priorities=st.sampled_from([True, True, False]),
         multi_step=st.sampled_from([MultiStep(3, 4), ONE_STEP]),
         speculation=st.sampled_from([Speculation(SIZES), Speculation(LONG), NO_DRAFTS]),
-        has_tiers=st.booleans(),
+        tiers_of=st.sampled_from([None, PrefixTiers, DecodeTiers]),
     )
     def build(
         self,
@@ -62,17 +66,28 @@ class SchedulerMachine(RuleBasedStateMachine):
         has_priorities,
         multi_step,
         speculation,
-        has_tiers,
+        tiers_of,
     ):
         self.transfers = (
-            FakeTransfers(most_staged=5, num_blocks=9) if has_tiers and caching else None
+            FakeTransfers(most_staged=5, num_blocks=9) if tiers_of and caching else None
         )
-        tiers = None
+        tiers = index = None
         if self.transfers is not None:
+            index = TieredIndex(BLOCK_SIZE)
             tiers = functools.partial(PrefixTiers, transfers=self.transfers, policy=FetchPolicy())
+        if self.transfers is not None and tiers_of is DecodeTiers:
+            index = SharedIndex(BLOCK_SIZE, notes_filled=False)
+            self.transfers.most_staged = 2  # a prompt takes several fetches
+            tiers = functools.partial(
+                DecodeTiers,
+                transfers=self.transfers,
+                handovers=Handovers(PinnedTier(9, 1), BLOCK_SIZE),
+                launch_copies=self.launch_copies,
+                read_rows=lambda blocks: iter(()),
+            )
         self.has_priorities = has_priorities
         self.scheduler = Scheduler(
-            BlockPool(num_blocks, BLOCK_SIZE, caching, tiers and TieredIndex(BLOCK_SIZE)),
+            BlockPool(num_blocks, BLOCK_SIZE, caching, index),
             max_num_seqs=max_num_seqs,
             max_num_batched_tokens=max_num_seqs + budget,
             max_model_len=MAX_MODEL_LEN,
@@ -88,6 +103,9 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.solo_runs: dict[str, tuple] = {}
         self.in_flight: list[tuple[Schedule, list[list[int]]]] = []
         self.alone: list[Request] | None = None
+
+    def launch_copies(self, copies, failed):
+        self.device.launch_copies(copies, failed)
 
     @rule(
         count=st.sampled_from([4, 2, 1]),
