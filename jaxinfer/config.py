@@ -42,6 +42,7 @@ _RANGES: Mapping[str, tuple[float, float]] = {
     "kv_offloading_size": (0.0, 1e6),
     "kv_offloading_disk_size": (0.0, 1e9),
     "tensor_parallel_size": (1, 4096),
+    "pipeline_parallel_size": (1, 4096),
     "data_parallel_size": (1, 4096),
     "expert_parallel_size": (1, 4096),
     "num_decode_steps": (1, 1024),
@@ -152,7 +153,12 @@ class EngineConfig:
         online: keep steps short, for streams and for first tokens: while single requests arrive
             prompts come in chunks of 2048 tokens (512 on a CPU), and by default no step has more
             than 8192 on a GPU.
-        tensor_parallel_size: devices the model is spread over.
+        tensor_parallel_size: devices the model is spread over; with `pipeline_parallel_size`, each
+            of its stages.
+        pipeline_parallel_size: stages that the model's layers are split into, each on
+            `tensor_parallel_size` devices of its own, for models that fit no fewer: a token takes
+            as long as on the devices of one stage, and as many batches run at once as there are
+            stages.
         data_parallel_size: replicas of the model, each on `tensor_parallel_size` devices of its
             own, behind one queue; sizes and limits here are per replica.
         enable_expert_parallel: split experts whole over the devices of `tensor_parallel_size`, and
@@ -230,6 +236,7 @@ class EngineConfig:
     scheduling_policy: SchedulingPolicy = "fcfs"
     online: bool = False
     tensor_parallel_size: int = 1
+    pipeline_parallel_size: int = 1
     data_parallel_size: int = 1
     enable_expert_parallel: bool = False
     expert_parallel_size: int | None = None
@@ -273,6 +280,7 @@ class EngineConfig:
                 object.__setattr__(self, name, check(name, value, *_RANGES[name]))
         self._check_experts()
         self._check_adapters()
+        self._check_pipeline()
         if self.speculative_config is not None:
             self._check_speculation(SpeculativeConfig.of(self.speculative_config))
         if self.skip_tokenizer_init and self.tokenizer is not None:
@@ -344,6 +352,25 @@ class EngineConfig:
                 f"max_cpu_loras ({self.max_cpu_loras}) must be at least max_loras "
                 f"({self.max_loras}); raise it or leave it out"
             )
+
+    def _check_pipeline(self) -> None:
+        if self.pipeline_parallel_size == 1:
+            return
+        for name, is_given in (
+            ("data_parallel_size", self.data_parallel_size > 1),
+            ("enable_expert_parallel", self.enable_expert_parallel),
+            ("expert_statistics", self.expert_statistics),
+            ("enable_lora", self.enable_lora),
+            ("speculative_config", self.speculative_config is not None),
+            ("kv_offloading_size", self.kv_offloading_size > 0),
+            ("preemption_mode='swap'", self.preemption_mode == "swap"),
+            ("num_decode_steps", (self.num_decode_steps or 1) > 1),
+            ("eager", self.eager),
+        ):
+            if is_given:
+                raise ValueError(
+                    f"pipeline_parallel_size and {name} exclude each other; leave one out"
+                )
 
     def _check_speculation(self, drafts: SpeculativeConfig) -> None:
         object.__setattr__(self, "speculative_config", drafts)

@@ -81,7 +81,7 @@ class Loop:
             return max(len(self._in_flight) - 1, 0)
         is_plain = schedule.is_decode and schedule.num_steps == 1
         if not is_plain or self._host_dependent.requests:
-            return 1
+            return self._pacing.least_ahead
         return self._pacing.most_ahead
 
     def read_steps(self, *, leave: int) -> None:

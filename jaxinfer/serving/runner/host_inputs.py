@@ -3,6 +3,7 @@
 import ctypes
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import jax
 import numpy as np
@@ -34,21 +35,22 @@ class HostInputs:
 
     Args:
         sharding: of the arrays: whole for every device, in pinned host memory.
+        in_turn: arrays of a size that take turns.
     """
 
-    def __init__(self, sharding: Sharding) -> None:
-        self._sharding = sharding
+    def __init__(self, sharding: Sharding, in_turn: int = _IN_TURN) -> None:
+        self._sharding, self._in_turn = sharding, in_turn
         self._slabs: dict[int, list[_Slab]] = {}
         self._latest: _Slab | None = None
 
-    def write(self, packed: np.ndarray) -> jax.Array:
+    def write(self, packed: np.ndarray) -> Any:
         """An int32 array ``[size]`` with these values, until two more of its size are written.
 
         Raises:
             Exception: the device's own, of the program that read the array before.
         """
         slabs = self._slabs.setdefault(packed.size, [])
-        if len(slabs) < _IN_TURN:
+        if len(slabs) < self._in_turn:
             array = upload(packed.copy(), self._sharding)  # a CPU keeps the array that it is given
             array.block_until_ready()
             slab = _Slab(array, _views(array))

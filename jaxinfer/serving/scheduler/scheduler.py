@@ -24,6 +24,7 @@ from jaxinfer.serving.scheduler.step_planner import StepPlanner
 from jaxinfer.serving.scheduler.step_updates import StepUpdates
 from jaxinfer.serving.scheduler.swap_space import SwapSpace
 from jaxinfer.serving.scheduler.tiers.no_tiers import NoTiers
+from jaxinfer.serving.scheduler.turn_planner import TurnPlanner
 
 
 class Scheduler:
@@ -65,6 +66,7 @@ class Scheduler:
         num_adapter_slots: adapters that the devices hold at once; requests with others are passed
             over. 0 in an engine without adapters.
         tiers: makes the tiers behind the prefix cache; None is an engine without any.
+        num_turns: steps that running requests take turns over, as many as a pipeline has stages.
 
     Raises:
         ValueError: for arguments out of range or in contradiction.
@@ -85,6 +87,7 @@ class Scheduler:
         speculation: Speculation = NO_DRAFTS,
         num_adapter_slots: int = 0,
         tiers: Callable[[RequestQueues], NoTiers] | None = None,
+        num_turns: int = 1,
     ) -> None:
         check_settings(
             max_num_seqs, max_num_batched_tokens, max_model_len, preemption_mode, num_host_blocks
@@ -107,7 +110,8 @@ class Scheduler:
         admission = Admission(self._queues)
         if num_adapter_slots:
             admission = AdapterAdmission(self._queues, num_adapter_slots)
-        planner = StepPlanner(self._queues, max_num_batched_tokens, special, admission)
+        make = StepPlanner if num_turns == 1 else functools.partial(TurnPlanner, num_turns)
+        planner = make(self._queues, max_num_batched_tokens, special, admission)
         updates = StepUpdates(self._queues, self.eos_token_ids)
         requeueing = Requeueing(self._queues)
         self._updates = updates

@@ -118,6 +118,7 @@ def start_engine(
         speculation=runner.speculation,
         num_adapter_slots=config.max_loras if config.enable_lora else 0,
         tiers=tiers,
+        num_turns=config.pipeline_parallel_size,
     )
     tokens = arrival_tokens(runner.report.platform, config.max_num_seqs)
     engine = Engine(
@@ -126,7 +127,9 @@ def start_engine(
         setup.tokenizer,
         seed=config.seed,
         pacing=Pacing(
-            tokens if config.online else None, runs_apart=runner.report.platform != "cpu"
+            tokens if config.online else None,
+            runs_apart=runner.report.platform != "cpu",
+            num_stages=config.pipeline_parallel_size,
         ),
         constraints=setup.constraints,
     )
