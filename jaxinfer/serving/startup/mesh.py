@@ -61,8 +61,7 @@ def _pipeline_mesh(config: EngineConfig, source: ModelSource) -> Mesh:
             "pipeline_parallel_size needs all devices in one process, and here are "
             f"{jax.process_count()}; leave it out and raise tensor_parallel_size"
         )
-    stages, devices_each = config.pipeline_parallel_size, config.tensor_parallel_size
-    return make_pipeline_mesh(stages, devices_each, _devices_of(source.params))
+    return make_pipeline_mesh(config.pipeline_parallel_size, config.tensor_parallel_size)
 
 
 def _check_processes(mesh: Mesh) -> None:
