@@ -27,6 +27,7 @@ AttentionBackend = Literal["auto", "mosaic", "triton", "numba", "xla"]
 _MAX_LENGTH = 1 << 24
 _MAX_SEQS = 1 << 16
 _MAX_CACHE_TOKENS = (1 << 31) - 1
+_FEWEST_STAGED_TOKENS = 2048
 _SHORT_STEP_CPU_BYTES = 64 << 20
 _SHORT_STEP_GPU_BYTES = 4 << 30
 _RANGES: Mapping[str, tuple[float, float]] = {
@@ -125,8 +126,9 @@ class EngineConfig:
             model's own logits divided by the request's temperature ("temperature_logprobs", what
             losses of reinforcement learning compute again; 1 for greedy requests).
         max_num_seqs: most sequences that run at once.
-        max_num_batched_tokens: most tokens in one step; None is 16384 on a GPU and 2048 on a CPU,
-            and never less than `max_num_seqs`. Longer prompts are prefilled in chunks.
+        max_num_batched_tokens: most tokens in one step; None is 16384 on a GPU, shared by the
+            stages of a pipeline, and 2048 on a CPU, and never less than `max_num_seqs`. Longer
+            prompts are prefilled in chunks.
         block_size: tokens in a KV block; a power of two from 8 to 256.
         kv_cache_dtype: of keys and values in the cache: the model's ("auto"); "fp8_e4m3" ("fp8"),
             eight bits a value without scales, in half of bfloat16's memory, which "mosaic" and
@@ -426,6 +428,8 @@ class EngineConfig:
         if self.max_num_batched_tokens is not None:
             return self.max_num_batched_tokens
         on_gpu = 8192 if self.online else 16384
+        if self.pipeline_parallel_size > 1:  # more steps leave stages less time without one
+            on_gpu = max(on_gpu // self.pipeline_parallel_size, _FEWEST_STAGED_TOKENS)
         return max(2048 if platform == "cpu" else on_gpu, self.max_num_seqs)
 
     def decode_steps(self, platform: str, weight_bytes: int) -> int:

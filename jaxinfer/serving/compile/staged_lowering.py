@@ -16,17 +16,31 @@ from jaxinfer.serving.programs.programs import Programs
 
 
 class StagedLowering(Lowering):
-    """Lowers a pipeline's programs; all are traced by this process."""
-
-    def prepare(self, programs: Programs, key: ProgramKey) -> None:
-        """Nothing: there are no worker processes."""
+    """Lowers a pipeline's programs; worker processes trace those of each stage."""
 
     def trace(self, programs: Programs, keys: Sequence[ProgramKey]) -> None:
-        """Nothing, likewise."""
+        """As of `Lowering`, on the last stage, which alone has programs of one stage."""
+        if programs.samples:
+            super().trace(programs, keys)
 
     def as_ready(self, programs: Programs, keys: Sequence[ProgramKey]) -> Iterator[ProgramKey]:
-        """The same keys."""
-        yield from keys
+        """As of `Lowering`: each key once the programs of all stages can be lowered."""
+        wanted: dict[ProgramKey, set[str]] = {}
+        for stage in programs.stages:
+            is_last = stage is programs.stages[-1]
+            own = [key for key in keys if is_last or isinstance(key, STAGED)]
+            missing = self._missing(stage, own)
+            self._hand_over(stage, missing)
+            for key, identity in missing.items():
+                wanted.setdefault(key, set()).add(identity)
+        yield from (key for key in keys if key not in wanted)
+        owners = {identity: key for key, own in wanted.items() for identity in own}
+        while owners and self._workers is not None:
+            identity = self._workers.next_traced()
+            if (key := owners.pop(identity, None)) is not None:
+                wanted[key].discard(identity)
+                if not wanted[key]:
+                    yield key
 
     def lower(self, programs: Programs, key: ProgramKey, options: Mapping[str, Any]) -> Lowered:
         """Lower a program of a stage, or what stands for one of all stages."""

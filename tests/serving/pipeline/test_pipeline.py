@@ -1,6 +1,7 @@
 """A model in stages answers as on one device: every way of sampling, and every way of stopping."""
 
 import contextlib
+import itertools
 
 import jax
 import numpy as np
@@ -89,7 +90,9 @@ def test_each_stage_holds_its_own_layers_and_pages_alone():
         runner = parts(llm).runner
         first, last = jax.devices()[:2]
         params, kv = runner.resident.params, runner.resident.kv
-        places = {i: params["model"]["layers"][str(i)]["input_layernorm"].devices() for i in range(4)}
+        places = {
+            i: params["model"]["layers"][str(i)]["input_layernorm"].devices() for i in range(4)
+        }
         assert places == {0: {first}, 1: {first}, 2: {last}, 3: {last}}
         assert [pages.k.devices() for pages in kv] == [{first}] * 2 + [{last}] * 2
         assert params["model"]["embed_tokens"].devices() == {first}
@@ -121,7 +124,7 @@ def test_requests_take_turns_so_that_no_stage_waits(monkeypatch):
         found = llm.generate(prompts, params, use_tqdm=False)
     assert len(planned) >= 2 * (GREEDY.max_tokens - 2)
     assert all(len(rows) == 2 for rows in planned)
-    assert all(not (one & other) for one, other in zip(planned, planned[1:], strict=False))
+    assert all(not (one & other) for one, other in itertools.pairwise(planned))
     with engine() as one:
         assert tokens(found) == tokens(one.generate(prompts, params, use_tqdm=False))
 
@@ -141,7 +144,8 @@ def test_a_step_is_fed_tokens_as_old_as_can_be(monkeypatch):
         monkeypatch.setattr(versions, "of_step", watched)
         llm.generate([[i, i + 1] for i in range(4)], GREEDY, use_tqdm=False)
     lags = [lag for kind, lag in lags if kind == "decode"][2:-2]
-    assert lags and set(lags) == {1}
+    assert lags
+    assert set(lags) == {1}
 
 
 def test_prefixes_chunks_and_preemption_change_no_token():

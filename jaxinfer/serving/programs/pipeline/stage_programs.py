@@ -10,8 +10,8 @@ from jax.sharding import Mesh, NamedSharding
 
 from jaxinfer.kernels.attention.kv_cache_spec import KVCacheSpec
 from jaxinfer.model.families.table import family_of
-from jaxinfer.model.stages import stage_layers
 from jaxinfer.model.staged_params import stage_meshes, stage_params
+from jaxinfer.model.stages import stage_layers
 from jaxinfer.serving.programs.layout import DecodeShape, PrefillShape
 from jaxinfer.serving.programs.peer_buffers import have_peer_buffers, reach_each_other
 from jaxinfer.serving.programs.pipeline.stage_step import Stage, stage_step
@@ -95,7 +95,7 @@ class PipelinePrograms(Programs):
         """All devices."""
         return self.devices
 
-    @functools.cached_property
+    @property
     def stages(self) -> tuple[StagePrograms, ...]:
         """Each stage's programs.
 
@@ -103,6 +103,10 @@ class PipelinePrograms(Programs):
             ValueError: there are fewer layers than stages, or a model of a stage's layers alone
                 would have other kinds of layers.
         """
+        return self._stages
+
+    @functools.cached_property
+    def _stages(self) -> tuple[StagePrograms, ...]:
         meshes = stage_meshes(self.devices)
         layers = stage_layers(self.context.config, len(meshes))
         return tuple(self._stage(*each) for each in enumerate(zip(meshes, layers, strict=True)))
@@ -122,9 +126,9 @@ class PipelinePrograms(Programs):
         """Each stage's, in order; all stages have them, or none."""
         return tuple(each for stage in self.stages for each in stage.peers)
 
-    @functools.cached_property
+    @property
     def head_of(self) -> "LastStageHead":
-        """The head's part of a tree, on the last stage."""
+        """From a tree to the head's part of it, on the last stage."""
         return LastStageHead(self.stages[-1])
 
     def _stage(self, index: int, placed: tuple[Mesh, range]) -> StagePrograms:

@@ -1,4 +1,4 @@
-"""What a pipeline's step is given: its batch on every stage, and tokens that are still in flight."""
+"""What a pipeline's step is given: its batch on every stage, and tokens still in flight."""
 
 from collections import deque
 from collections.abc import Sequence
@@ -14,8 +14,8 @@ class TokenVersions:
     """Copies of the newest tokens, which the last stage samples, on the first stage.
 
     A step on the first stage must not wait for the sampler of the step before it, which has not yet
-    run on the last. It is given the oldest copy that has the tokens of its own rows: where rows take
-    turns over S steps, the copy of the step S before.
+    run on the last. It is given the oldest copy that has the tokens of its own rows: where rows
+    take turns over S steps, the copy of the step S before.
 
     Args:
         sharding: of copies: whole for every device of the first stage.
