@@ -153,8 +153,8 @@ def plan(
         engine: sizes of `EngineConfig`: `max_num_seqs` (at least the largest batch if it is left
             out), `max_num_batched_tokens`, `block_size`, `gpu_memory_utilization`;
             `quantization`; `kv_cache_dtype`; `pipeline_parallel_size`;
-            `enable_expert_parallel` and `expert_parallel_size`; `runner`, which is "pooling" for a classifier; and
-            `speculative_config`, whose draft head is a directory, "bundled", or a hub id that is in
+            `enable_expert_parallel` and `expert_parallel_size`; `runner`, which
+            is "pooling" for a classifier; and `speculative_config`, whose draft head is a directory, "bundled", or a hub id that is in
             the local cache.
 
     Returns:

@@ -7,12 +7,14 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
+import numpy as np
 
 from jaxinfer.serving.programs.kinds.copy_blocks import CopyBlocksKey
 from jaxinfer.serving.programs.layout import DecodeShape, PrefillShape
 from jaxinfer.serving.programs.pipeline.stage_programs import PipelinePrograms
 from jaxinfer.serving.programs.pipeline.staged_inputs import StagedBatch
 from jaxinfer.serving.programs.steps import KVCache
+from jaxinfer.serving.programs.upload import upload
 
 STAGED = (DecodeShape, PrefillShape, CopyBlocksKey)
 """Keys of programs that every stage has."""
@@ -100,9 +102,10 @@ class StagedStep(StagedCall):
         """The batch on every stage, and the tokens that the first one feeds."""
         if isinstance(given, StagedBatch):
             return given.arrays, given.tokens(self._shape, last_tokens)
-        hosts = [stage.on_host(given.shape).sharding for stage in self.stages]
+        packed = np.asarray(given)
+        hosts = [stage.on_host(packed.shape).sharding for stage in self.stages]
         first = jax.device_put(last_tokens, self.wholes[0])
-        return [jax.device_put(given, host) for host in hosts], first
+        return [upload(packed, host) for host in hosts], first
 
 
 class StagedCopies(StagedCall):
