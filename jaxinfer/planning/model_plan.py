@@ -154,8 +154,8 @@ def plan(
             out), `max_num_batched_tokens`, `block_size`, `gpu_memory_utilization`;
             `quantization`; `kv_cache_dtype`; `pipeline_parallel_size`;
             `enable_expert_parallel` and `expert_parallel_size`; `runner`, which
-            is "pooling" for a classifier; and `speculative_config`, whose draft head is a directory, "bundled", or a hub id that is in
-            the local cache.
+            is "pooling" for a classifier; and `speculative_config`, whose draft head is a
+            directory, "bundled", or a hub id that is in the local cache.
 
     Returns:
         The plan. One that does not fit is a plan, too: see `Plan.fits` and `Plan.remedies`.

@@ -9,6 +9,7 @@ from jaxinfer.serving.programs.buckets import Buckets
 from jaxinfer.serving.programs.kinds.kind import ProgramKey
 from jaxinfer.serving.programs.programs import Programs
 from jaxinfer.serving.runner.host_inputs import HostInputs
+from jaxinfer.serving.runner.staged_host_inputs import StagedHostInputs
 from jaxinfer.startup_report import StartupReport
 
 
@@ -36,7 +37,7 @@ class EnginePlan:
     seconds: float
     memory_mark: MemoryMark
     slot_bytes: int
-    host_inputs: HostInputs
+    host_inputs: HostInputs | StagedHostInputs
 
     def close(self) -> None:
         """Stop compiling and counting."""

@@ -3,7 +3,6 @@
 import ctypes
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import jax
 import numpy as np
@@ -35,7 +34,7 @@ class HostInputs:
 
     Args:
         sharding: of the arrays: whole for every device, in pinned host memory.
-        in_turn: arrays of a size that take turns.
+        in_turn: arrays of a size that are written in turn.
     """
 
     def __init__(self, sharding: Sharding, in_turn: int = _IN_TURN) -> None:
@@ -43,7 +42,7 @@ class HostInputs:
         self._slabs: dict[int, list[_Slab]] = {}
         self._latest: _Slab | None = None
 
-    def write(self, packed: np.ndarray) -> Any:
+    def write(self, packed: np.ndarray) -> jax.Array:
         """An int32 array ``[size]`` with these values, until two more of its size are written.
 
         Raises:

@@ -10,8 +10,8 @@ from jaxinfer.serving.runner.host_inputs import HostInputs
 _BESIDE_STAGES = 3  # one that waits, one that is read, and one that is written
 
 
-class StagedHostInputs(HostInputs):
-    """Passes batches to every stage, with the tokens in flight that the first one feeds."""
+class StagedHostInputs:
+    """`HostInputs` of every stage, with the tokens in flight that the first one feeds."""
 
     def __init__(self, programs: PipelinePrograms) -> None:
         stages = programs.stages

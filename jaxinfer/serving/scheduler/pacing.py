@@ -26,24 +26,14 @@ class Pacing:
         arrival_tokens: most tokens of a step while requests arrive; None launches as much as ever,
             for a caller that brings all requests at once.
         runs_apart: whether the device computes beside the host, as a CPU does not.
-        num_stages: of a pipeline, each of which is to have a step.
 
     Attributes:
-        most_ahead: launched decode steps that may be unread.
-        least_ahead: launched steps that may be unread behind any other step.
+        most_ahead, least_ahead: launched steps that may be unread: decodes, and any others.
     """
 
-    def __init__(
-        self,
-        arrival_tokens: int | None = None,
-        *,
-        runs_apart: bool = False,
-        num_stages: int = 1,
-    ) -> None:
-        self.least_ahead = num_stages
-        self.most_ahead = num_stages
-        if runs_apart and arrival_tokens is None:
-            self.most_ahead = num_stages - 1 + _AHEAD_OFFLINE
+    def __init__(self, arrival_tokens: int | None = None, *, runs_apart: bool = False) -> None:
+        self.most_ahead = _AHEAD_OFFLINE if runs_apart and arrival_tokens is None else 1
+        self.least_ahead = 1
         self.num_launches_left = 0
         """Launches that are still limited by `next_max_tokens`."""
         self._arrival_tokens = arrival_tokens

@@ -28,7 +28,10 @@ from jaxinfer.serving.runner.runner import Runner
 from jaxinfer.serving.sampling.sampler import CustomSampler, LogitsProcessor
 from jaxinfer.serving.scheduler.block_pool import BlockPool
 from jaxinfer.serving.scheduler.pacing import Pacing, arrival_tokens
+from jaxinfer.serving.scheduler.pipeline.pacing import PipelinePacing
+from jaxinfer.serving.scheduler.pipeline.turn_planner import TurnPlanner
 from jaxinfer.serving.scheduler.scheduler import Scheduler
+from jaxinfer.serving.scheduler.step_planner import StepPlanner
 from jaxinfer.serving.scheduler.tiers.prefix_tiers import PrefixTiers
 from jaxinfer.serving.scheduler.tiers.tiered_index import TieredIndex
 from jaxinfer.serving.startup.files import NO_FILES, SharedFiles
@@ -97,6 +100,7 @@ def start_engine(
     config = setup.config
     runner = start_runner(setup, params, mesh, lowering=lowering, devices=devices)
     index = tiers = None
+    stages = config.pipeline_parallel_size
     if (transfers := runner.transfers) is not None:
         index = TieredIndex(config.block_size)
         tiers = functools.partial(
@@ -118,18 +122,17 @@ def start_engine(
         speculation=runner.speculation,
         num_adapter_slots=config.max_loras if config.enable_lora else 0,
         tiers=tiers,
-        num_turns=config.pipeline_parallel_size,
+        planner=StepPlanner if stages == 1 else functools.partial(TurnPlanner, stages),
     )
     tokens = arrival_tokens(runner.report.platform, config.max_num_seqs)
+    pacing = Pacing if stages == 1 else functools.partial(PipelinePacing, stages)
     engine = Engine(
         runner,
         scheduler,
         setup.tokenizer,
         seed=config.seed,
-        pacing=Pacing(
-            tokens if config.online else None,
-            runs_apart=runner.report.platform != "cpu",
-            num_stages=config.pipeline_parallel_size,
+        pacing=pacing(
+            tokens if config.online else None, runs_apart=runner.report.platform != "cpu"
         ),
         constraints=setup.constraints,
     )

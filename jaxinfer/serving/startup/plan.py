@@ -229,7 +229,7 @@ def plan_engine(
     )
 
 
-def _host_inputs(programs: Programs) -> HostInputs:
+def _host_inputs(programs: Programs) -> HostInputs | StagedHostInputs:
     """Where steps read their batches from."""
     if isinstance(programs, PipelinePrograms):
         return StagedHostInputs(programs)

@@ -49,7 +49,7 @@ def test_streams_of_an_engine_that_serves(expected):
     options = {**TINY_SETTINGS, "params": params_of(CONFIG), "config": CONFIG, "online": True}
 
     async def answer(llm, prompt):
-        async for output in llm.stream(prompt, GREEDY):
+        async for output in llm.generate(prompt, GREEDY):
             last = output
         return last
 
@@ -78,9 +78,9 @@ def test_grammars_hold_in_every_stage():
 
 def test_prompts_are_embedded_by_all_stages():
     with engine(runner="pooling") as one:
-        expected = [each.outputs.embedding for each in one.embed(PROMPTS, use_tqdm=False)]
+        expected = [each.embedding for each in one.embed(PROMPTS, use_tqdm=False)]
     with engine(runner="pooling", **TWO_STAGES) as llm:
-        found = [each.outputs.embedding for each in llm.embed(PROMPTS, use_tqdm=False)]
+        found = [each.embedding for each in llm.embed(PROMPTS, use_tqdm=False)]
     np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
 
 
