@@ -60,6 +60,7 @@ def test_streams_of_an_engine_that_serves(expected):
     assert [[o.outputs[0].token_ids] for o in asyncio.run(run())] == expected
 
 
+@pytest.mark.slow
 def test_grammars_hold_in_every_stage():
     options = {"max_model_len": 128, "max_num_seqs": 4, "num_kv_blocks": 65}
     options |= {"compile_ahead": False, "show_progress": False, "max_num_batched_tokens": 128}

@@ -25,6 +25,7 @@ def answers(llm):
     return tokens(llm.generate(PROMPTS, GREEDY, use_tqdm=False))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("config", [EXPERTS, UNROTATED], ids=["experts", "smollm3"])
 def test_layers_of_several_kinds_are_told_by_their_place_in_the_model(config):
     with engine(config) as one:
@@ -33,7 +34,7 @@ def test_layers_of_several_kinds_are_told_by_their_place_in_the_model(config):
         assert answers(llm) == expected
 
 
-@pytest.mark.parametrize("quantization", [None, "int8"])
+@pytest.mark.parametrize("quantization", [None, pytest.param("int8", marks=pytest.mark.slow)])
 def test_files_are_read_to_the_stages(tmp_path, quantization):
     save_params(params_of(CONFIG), CONFIG, tmp_path)
     options = {**TINY_SETTINGS, "skip_tokenizer_init": True, "quantization": quantization}
@@ -47,6 +48,7 @@ def test_files_are_read_to_the_stages(tmp_path, quantization):
             assert all(leaf.devices() == {jax.devices()[device]} for leaf in leaves)
 
 
+@pytest.mark.slow
 def test_plain_weights_are_quantized_on_their_stages():
     with engine(quantization="int8") as one:
         expected = answers(one)

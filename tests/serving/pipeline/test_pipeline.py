@@ -2,6 +2,7 @@
 
 import contextlib
 import itertools
+from typing import Any
 
 import jax
 import numpy as np
@@ -58,9 +59,9 @@ def alone():
     "options",
     [
         TWO_STAGES,
-        {"pipeline_parallel_size": 4},
+        pytest.param({"pipeline_parallel_size": 4}, marks=pytest.mark.slow),
         {"pipeline_parallel_size": 3},
-        {"pipeline_parallel_size": 2, "tensor_parallel_size": 2},
+        pytest.param({**TWO_STAGES, "tensor_parallel_size": 2}, marks=pytest.mark.slow),
     ],
     ids=["2", "4", "3 of four layers", "2 of two devices"],
 )
@@ -100,6 +101,7 @@ def test_each_stage_holds_its_own_layers_and_pages_alone():
         assert runner.resident.slots.token_counts.devices() == {last}
 
 
+@pytest.mark.slow
 def test_a_tied_head_is_copied_to_the_last_stage():
     with engine(TIED) as one, engine(TIED, **TWO_STAGES) as llm:
         assert tokens(answers(llm)) == tokens(answers(one))
@@ -148,6 +150,7 @@ def test_a_step_is_fed_tokens_as_old_as_can_be(monkeypatch):
     assert set(lags) == {1}
 
 
+@pytest.mark.slow
 def test_prefixes_chunks_and_preemption_change_no_token():
     rng = np.random.default_rng(0)
     shared = rng.integers(0, 512, 24).tolist()
@@ -168,7 +171,7 @@ def test_aborted_requests_leave_the_others_as_they_are():
     with engine() as one:
         expected = one.generate([[5, 6, 7]], GREEDY, use_tqdm=False)
     with engine(**TWO_STAGES) as llm:
-        stream = llm.stream([1, 2, 3], SamplingParams(temperature=0.0, max_tokens=50))
+        stream: Any = llm.stream([1, 2, 3], SamplingParams(temperature=0.0, max_tokens=50))
         next(stream)
         with contextlib.closing(stream):
             pass
