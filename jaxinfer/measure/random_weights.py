@@ -15,7 +15,7 @@ from jaxinfer.model.architecture import abstract_params
 from jaxinfer.model.config import ModelConfig
 from jaxinfer.model.quantized.quantization import SCALE, with_scheme
 from jaxinfer.model.sharding import make_mesh
-from jaxinfer.model.staged_params import make_pipeline_mesh
+from jaxinfer.model.stages.staged_params import make_pipeline_mesh
 from jaxinfer.planning.named_shapes import shape_config
 from jaxinfer.serving.replicas.meshes import make_replica_mesh
 

@@ -25,7 +25,7 @@ from jaxinfer.model.layer_kind import LayerKind
 from jaxinfer.model.layers import decoder, two_batch_overlap
 from jaxinfer.model.layers.context import Heads, LayerContext, Params, Rotation
 from jaxinfer.model.sharding import ShardingRules
-from jaxinfer.model.staged_params import num_stages, on_stages
+from jaxinfer.model.stages.staged_params import num_stages, on_stages
 
 InitParams = Callable[[ModelConfig, jax.Array, DTypeLike], dict[str, Any]]
 AbstractParams = Callable[

@@ -3,7 +3,7 @@
 import dataclasses
 
 from jaxinfer.model.families.table import family_of
-from jaxinfer.model.stages import stage_layers
+from jaxinfer.model.stages.stage_layers import stage_layers
 from jaxinfer.planning.operations import weight_bytes_per_device
 from jaxinfer.planning.shapes import BYTES_OF, ModelShape
 

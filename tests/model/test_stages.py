@@ -6,8 +6,8 @@ import jax
 import pytest
 
 from jaxinfer.model.architecture import abstract_params
-from jaxinfer.model.staged_params import make_pipeline_mesh, stage_meshes
-from jaxinfer.model.stages import head_layers, stage_layers
+from jaxinfer.model.stages.stage_layers import head_layers, stage_layers
+from jaxinfer.model.stages.staged_params import make_pipeline_mesh, stage_meshes
 from jaxinfer.planning.named_shapes import shape_config
 from jaxinfer.testing import TINY_CONFIG
 

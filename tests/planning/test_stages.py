@@ -10,7 +10,7 @@ import pytest
 from jaxinfer.kernels.policy import Kernels
 from jaxinfer.model.architecture import abstract_params
 from jaxinfer.model.sharding import ShardingRules
-from jaxinfer.model.staged_params import make_pipeline_mesh, stage_meshes
+from jaxinfer.model.stages.staged_params import make_pipeline_mesh, stage_meshes
 from jaxinfer.planning import plan
 from jaxinfer.planning.shapes import shape_of
 from jaxinfer.planning.stages import stage_shapes

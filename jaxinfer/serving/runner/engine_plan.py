@@ -9,7 +9,7 @@ from jaxinfer.serving.programs.buckets import Buckets
 from jaxinfer.serving.programs.kinds.kind import ProgramKey
 from jaxinfer.serving.programs.programs import Programs
 from jaxinfer.serving.runner.host_inputs import HostInputs
-from jaxinfer.serving.runner.staged_host_inputs import StagedHostInputs
+from jaxinfer.serving.runner.pipeline.staged_host_inputs import StagedHostInputs
 from jaxinfer.startup_report import StartupReport
 
 

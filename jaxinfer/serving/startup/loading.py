@@ -26,8 +26,8 @@ from jaxinfer.model.sharding import (
     spans_processes,
     tensor_parallel_size,
 )
-from jaxinfer.model.staged_params import num_stages
-from jaxinfer.model.stages import stage_layers
+from jaxinfer.model.stages.stage_layers import stage_layers
+from jaxinfer.model.stages.staged_params import num_stages
 from jaxinfer.model.text.tokenizer import Tokenizer
 from jaxinfer.progress import ProgressBar
 from jaxinfer.sampling_params import SamplingParams

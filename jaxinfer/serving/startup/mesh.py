@@ -8,7 +8,7 @@ from jax.sharding import Mesh, NamedSharding
 
 from jaxinfer.config import EngineConfig
 from jaxinfer.model.sharding import make_mesh, spans_processes, tensor_parallel_size
-from jaxinfer.model.staged_params import make_pipeline_mesh
+from jaxinfer.model.stages.staged_params import make_pipeline_mesh
 from jaxinfer.serving.processes.group import ProcessGroup
 from jaxinfer.serving.replicas.meshes import make_replica_mesh, num_replicas
 from jaxinfer.serving.startup.model_source import ModelSource

@@ -10,7 +10,7 @@ from jax.typing import DTypeLike
 from jaxinfer.config import EngineConfig
 from jaxinfer.model.config import ModelConfig
 from jaxinfer.model.sharding import ShardingRules
-from jaxinfer.model.staged_params import make_pipeline_mesh
+from jaxinfer.model.stages.staged_params import make_pipeline_mesh
 from jaxinfer.model.text.tokenizer import Tokenizer
 from jaxinfer.serving.inspection.inspection import NO_INSPECTION, Inspection
 from jaxinfer.serving.sampling.sampler import CustomSampler, LogitsProcessor

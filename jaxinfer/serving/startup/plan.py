@@ -21,7 +21,7 @@ from jaxinfer.model.architecture import activation_dtype
 from jaxinfer.model.config import ModelConfig
 from jaxinfer.model.draft_head.head_config import HeadConfig
 from jaxinfer.model.sharding import ShardingRules, tensor_parallel_size
-from jaxinfer.model.staged_params import num_stages, stage_meshes
+from jaxinfer.model.stages.staged_params import num_stages, stage_meshes
 from jaxinfer.planning.blocks import (
     blocks_on_devices,
     check_capacity,
@@ -62,7 +62,7 @@ from jaxinfer.serving.programs.speculative.watched_layers import WatchedLayers
 from jaxinfer.serving.programs.steps import EVERY_LAYER, StepContext
 from jaxinfer.serving.runner.engine_plan import EnginePlan
 from jaxinfer.serving.runner.host_inputs import HostInputs
-from jaxinfer.serving.runner.staged_host_inputs import StagedHostInputs
+from jaxinfer.serving.runner.pipeline.staged_host_inputs import StagedHostInputs
 from jaxinfer.serving.sampling.sampler import CustomSampler, LogitsProcessor
 from jaxinfer.serving.slots.adapter_datum import SLOT_OF_TOKEN
 from jaxinfer.serving.startup import memory

@@ -10,8 +10,8 @@ from jax.sharding import Mesh, NamedSharding
 
 from jaxinfer.kernels.attention.kv_cache_spec import KVCacheSpec
 from jaxinfer.model.families.table import family_of
-from jaxinfer.model.staged_params import stage_meshes, stage_params
-from jaxinfer.model.stages import stage_layers
+from jaxinfer.model.stages.stage_layers import stage_layers
+from jaxinfer.model.stages.staged_params import stage_meshes, stage_params
 from jaxinfer.serving.programs.layout import DecodeShape, PrefillShape
 from jaxinfer.serving.programs.peer_buffers import have_peer_buffers, reach_each_other
 from jaxinfer.serving.programs.pipeline.stage_step import Stage, stage_step

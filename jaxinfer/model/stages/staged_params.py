@@ -13,7 +13,7 @@ import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding
 
 from jaxinfer.model.sharding import TENSOR_AXIS
-from jaxinfer.model.stages import stage_layers
+from jaxinfer.model.stages.stage_layers import stage_layers
 
 STAGE_AXIS = "stage"
 _ON_THE_LAST = ("norm", "lm_head")
