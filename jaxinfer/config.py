@@ -27,6 +27,7 @@ AttentionBackend = Literal["auto", "mosaic", "triton", "numba", "xla"]
 _MAX_LENGTH = 1 << 24
 _MAX_SEQS = 1 << 16
 _MAX_CACHE_TOKENS = (1 << 31) - 1
+_FEWEST_STAGED_TOKENS = 2048
 _SHORT_STEP_CPU_BYTES = 64 << 20
 _SHORT_STEP_GPU_BYTES = 4 << 30
 _RANGES: Mapping[str, tuple[float, float]] = {
@@ -42,6 +43,7 @@ _RANGES: Mapping[str, tuple[float, float]] = {
     "kv_offloading_size": (0.0, 1e6),
     "kv_offloading_disk_size": (0.0, 1e9),
     "tensor_parallel_size": (1, 4096),
+    "pipeline_parallel_size": (1, 4096),
     "data_parallel_size": (1, 4096),
     "prefill_replicas": (0, 4095),
     "expert_parallel_size": (1, 4096),
@@ -125,8 +127,9 @@ class EngineConfig:
             model's own logits divided by the request's temperature ("temperature_logprobs", what
             losses of reinforcement learning compute again; 1 for greedy requests).
         max_num_seqs: most sequences that run at once.
-        max_num_batched_tokens: most tokens in one step; None is 16384 on a GPU and 2048 on a CPU,
-            and never less than `max_num_seqs`. Longer prompts are prefilled in chunks.
+        max_num_batched_tokens: most tokens in one step; None is 16384 on a GPU, shared by the
+            stages of a pipeline, and 2048 on a CPU, and never less than `max_num_seqs`. Longer
+            prompts are prefilled in chunks.
         block_size: tokens in a KV block; a power of two from 8 to 256.
         kv_cache_dtype: of keys and values in the cache: the model's ("auto"); "fp8_e4m3" ("fp8"),
             eight bits a value without scales, in half of bfloat16's memory, which "mosaic" and
@@ -153,7 +156,12 @@ class EngineConfig:
         online: keep steps short, for streams and for first tokens: while single requests arrive
             prompts come in chunks of 2048 tokens (512 on a CPU), and by default no step has more
             than 8192 on a GPU.
-        tensor_parallel_size: devices the model is spread over.
+        tensor_parallel_size: devices the model is spread over; with `pipeline_parallel_size`, each
+            of its stages.
+        pipeline_parallel_size: stages that the model's layers are split into, each on
+            `tensor_parallel_size` devices of its own, for models that fit no fewer: a token takes
+            as long as on the devices of one stage, and as many batches run at once as there are
+            stages.
         data_parallel_size: replicas of the model, each on `tensor_parallel_size` devices of its
             own, behind one queue; sizes and limits here are per replica.
         prefill_replicas: of `data_parallel_size`, so many compute prompts alone, and hand their KV
@@ -234,6 +242,7 @@ class EngineConfig:
     scheduling_policy: SchedulingPolicy = "fcfs"
     online: bool = False
     tensor_parallel_size: int = 1
+    pipeline_parallel_size: int = 1
     data_parallel_size: int = 1
     prefill_replicas: int = 0
     enable_expert_parallel: bool = False
@@ -278,6 +287,7 @@ class EngineConfig:
                 object.__setattr__(self, name, check(name, value, *_RANGES[name]))
         self._check_experts()
         self._check_adapters()
+        self._check_pipeline()
         if self.prefill_replicas:
             self._check_prefill_replicas()
         if self.speculative_config is not None:
@@ -366,6 +376,25 @@ class EngineConfig:
                 f"({self.max_loras}); raise it or leave it out"
             )
 
+    def _check_pipeline(self) -> None:
+        if self.pipeline_parallel_size == 1:
+            return
+        for name, is_given in (
+            ("data_parallel_size", self.data_parallel_size > 1),
+            ("enable_expert_parallel", self.enable_expert_parallel),
+            ("expert_statistics", self.expert_statistics),
+            ("enable_lora", self.enable_lora),
+            ("speculative_config", self.speculative_config is not None),
+            ("kv_offloading_size", self.kv_offloading_size > 0),
+            ("preemption_mode='swap'", self.preemption_mode == "swap"),
+            ("num_decode_steps", (self.num_decode_steps or 1) > 1),
+            ("eager", self.eager),
+        ):
+            if is_given:
+                raise ValueError(
+                    f"pipeline_parallel_size and {name} exclude each other; leave one out"
+                )
+
     def _check_speculation(self, drafts: SpeculativeConfig) -> None:
         object.__setattr__(self, "speculative_config", drafts)
         if self.runner == "pooling":
@@ -420,6 +449,8 @@ class EngineConfig:
         if self.max_num_batched_tokens is not None:
             return self.max_num_batched_tokens
         on_gpu = 8192 if self.online else 16384
+        if self.pipeline_parallel_size > 1:  # more steps leave stages less time without one
+            on_gpu = max(on_gpu // self.pipeline_parallel_size, _FEWEST_STAGED_TOKENS)
         return max(2048 if platform == "cpu" else on_gpu, self.max_num_seqs)
 
     def decode_steps(self, platform: str, weight_bytes: int) -> int:

@@ -43,6 +43,7 @@ _SIZES = {
     "kv_cache_dtype": {"choices": CACHE_DTYPES},
     "kv_offloading_size": {},
     "speculative_config": {"type": json_object, "metavar": "JSON"},
+    "pipeline_parallel_size": {"type": positive_integer, "metavar": "STAGES"},
     "enable_expert_parallel": {"action": "store_true"},
     "expert_parallel_size": {"type": positive_integer, "metavar": "GROUPS"},
     "enable_eplb": {"action": "store_true"},

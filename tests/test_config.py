@@ -17,6 +17,7 @@ INTEGERS = [
     "block_size",
     "num_kv_blocks",
     "tensor_parallel_size",
+    "pipeline_parallel_size",
     "data_parallel_size",
 ]
 

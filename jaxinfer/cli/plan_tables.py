@@ -79,8 +79,9 @@ def _title(plan: Plan) -> str:
 
 
 def _devices(plan: Plan) -> str:
-    count = plan.tensor_parallel_size
+    count, stages = plan.tensor_parallel_size, plan.pipeline_parallel_size
     name = plan.chip.name if count == 1 else f"{count} x {plan.chip.name}"
+    name = name if stages == 1 else f"{stages} stages of {name}"
     return name if plan.expert_groups == 1 else f"{name}, experts in {plan.expert_groups} groups"
 
 
@@ -127,12 +128,32 @@ def _memory(plan: Plan) -> Iterator[str]:
         *([("tiers", _gib(memory.staged_bytes), _staged(memory))] if memory.staged_bytes else []),
         ("KV cache", _gib(memory.kv_bytes), blocks if memory.num_kv_blocks else "no room"),
     ]
-    yield from aligned([("memory of each device", "GiB", ""), *rows], last_left=True)
+    title = "of the fullest stage's devices" if memory.stages else "of each device"
+    yield from aligned([(f"memory {title}", "GiB", ""), *rows], last_left=True)
     yield ""
+    if memory.stages:
+        yield from _stages(memory)
+        yield ""
     yield _kv_formula(plan)
     if memory.draft_bytes_per_token:
         size = f"{memory.draft_bytes_per_token:,} bytes"
         yield f"what a draft head reads of a token: {size}, whole on each device"
+
+
+def _stages(memory: MemoryPlan) -> Iterator[str]:
+    head = ("stage", "layers", "weights GiB", "largest step", "slots", "KV cache")
+    rows = [
+        (
+            f"{i}",
+            f"{each.first_layer}-{each.first_layer + each.num_layers - 1}",
+            _gib(each.weight_bytes),
+            _gib(each.step_bytes),
+            _gib(each.slot_bytes),
+            _gib(each.kv_bytes),
+        )
+        for i, each in enumerate(memory.stages)
+    ]
+    yield from aligned([head, *rows], left=0)
 
 
 def _staged(memory: MemoryPlan) -> str:
@@ -148,6 +169,9 @@ def _draft_rows(memory: MemoryPlan) -> list[tuple[str, str, str]]:
 def _kv_formula(plan: Plan) -> str:
     shape, size = plan.shape, plan.memory.kv_bytes_per_token
     layers, dim = shape.num_hidden_layers, shape.head_dim
+    if plan.memory.stages:
+        fewest = min(plan.memory.stages, key=lambda stage: stage.num_kv_blocks)
+        layers = fewest.num_layers
     heads = shape.kv_heads_of_device(plan.tensor_parallel_size)
     each = "2 bytes" if plan.kv_cache_dtype == "auto" else "a byte"
     values = f"2·L·K·D = 2·{layers}·{heads}·{dim} values of {each}"

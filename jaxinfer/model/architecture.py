@@ -25,6 +25,7 @@ from jaxinfer.model.layer_kind import LayerKind
 from jaxinfer.model.layers import decoder, two_batch_overlap
 from jaxinfer.model.layers.context import Heads, LayerContext, Params, Rotation
 from jaxinfer.model.sharding import ShardingRules
+from jaxinfer.model.stages.staged_params import num_stages, on_stages
 
 InitParams = Callable[[ModelConfig, jax.Array, DTypeLike], dict[str, Any]]
 AbstractParams = Callable[
@@ -226,10 +227,15 @@ def abstract_params(
     Args:
         config: the model's shape.
         dtype: of every leaf.
-        mesh: with a mesh each leaf carries a ``NamedSharding``; without, none.
+        mesh: with a mesh each leaf carries a ``NamedSharding``; without, none. With an axis of
+            stages each lies on the devices of its own (`staged_params.py`).
         rules: which logical axis goes on which mesh axis; the default rules if None.
 
     Raises:
-        ValueError: the mesh's tensor axis doesn't divide the model.
+        ValueError: the mesh's tensor axis doesn't divide the model, or there are more stages than
+            layers.
     """
-    return architecture_of(config).abstract_params(config, dtype, mesh, rules)
+    described = architecture_of(config).abstract_params(config, dtype, mesh, rules)
+    if mesh is None or num_stages(mesh) == 1:
+        return described
+    return on_stages(described, config, mesh)

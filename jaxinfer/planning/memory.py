@@ -16,12 +16,35 @@ from jaxinfer.planning.blocks import (
 )
 from jaxinfer.planning.devices import Chip
 from jaxinfer.planning.drafts import NO_DRAFTS, DraftMemory
-from jaxinfer.planning.operations import weight_bytes_per_device
 from jaxinfer.planning.shapes import BYTES_OF, ModelShape
+from jaxinfer.planning.stages import StageShape, stage_shapes
 
 # The sampler of all rows holds the float32 logits about three times: 470 MB for 256 rows of 151,936
 # in the compiled programs of an H200.
 _LOGITS_HELD = 3
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class StageMemory:
+    """Bytes of each device of one stage of a pipeline.
+
+    Attributes:
+        first_layer: from 0.
+        num_layers: consecutive ones.
+        weight_bytes: of its layers, and of the embedding or the head.
+        slot_bytes: of the last stage, which samples; 0 of others.
+        step_bytes: temporaries of its largest step.
+        kv_bytes: of all blocks.
+        num_kv_blocks: that would fit it alone.
+    """
+
+    first_layer: int
+    num_layers: int
+    weight_bytes: int
+    slot_bytes: int
+    step_bytes: int
+    kv_bytes: int
+    num_kv_blocks: int
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -45,6 +68,8 @@ class MemoryPlan:
         num_kv_blocks: block 0 included, which is reserved for padding; 0 if none fit.
         num_host_tokens: tokens that the host tier keeps beside the cache; 0 without.
         max_model_len: the model's own limit, in tokens.
+        stages: of a pipeline, of which the attributes above tell the one with the fewest blocks:
+            all have as many. Empty without.
     """
 
     device_bytes: int
@@ -62,6 +87,7 @@ class MemoryPlan:
     num_kv_blocks: int
     num_host_tokens: int
     max_model_len: int
+    stages: tuple["StageMemory", ...] = ()
 
     @property
     def kv_bytes(self) -> int:
@@ -97,16 +123,47 @@ def plan_memory(
         shape: the model.
         chip: each device.
         dtype: of keys and values, and of weights that are not quantized.
-        config: sizes and the tensor-parallel degree.
+        config: sizes and the degrees of parallelism.
         drafts: what those of `config` take, from `draft_memory`.
+
+    Raises:
+        ValueError: there are fewer layers than stages.
     """
-    num_devices = config.tensor_parallel_size
+    stages = stage_shapes(shape, config.pipeline_parallel_size)
+    plans = [_plan_stage(stage, chip, dtype, config, drafts) for stage in stages]
+    if len(plans) == 1:
+        return plans[0]
+    tightest = min(plans, key=lambda plan: plan.num_kv_blocks)
+    blocks = tightest.num_kv_blocks
+    return dataclasses.replace(
+        tightest,
+        stages=tuple(
+            StageMemory(
+                first_layer=stage.layers.start,
+                num_layers=len(stage.layers),
+                weight_bytes=plan.weight_bytes,
+                slot_bytes=plan.slot_bytes,
+                step_bytes=plan.step_bytes,
+                kv_bytes=dataclasses.replace(plan, num_kv_blocks=blocks).kv_bytes,
+                num_kv_blocks=plan.num_kv_blocks,
+            )
+            for stage, plan in zip(stages, plans, strict=True)
+        ),
+    )
+
+
+def _plan_stage(
+    stage: StageShape, chip: Chip, dtype: str, config: EngineConfig, drafts: DraftMemory
+) -> MemoryPlan:
+    """One stage as if it were alone, or a whole model."""
+    num_devices, shape = config.tensor_parallel_size, stage.shape
     kv_bytes = shape.kv_bytes_per_token(BYTES_OF[dtype], num_devices, config.kv_cache_dtype)
-    weight_bytes = weight_bytes_per_device(shape, dtype, num_devices, config.redundant_experts)
+    weight_bytes = stage.weight_bytes(dtype, num_devices, config.redundant_experts)
     slot_bytes = (config.max_num_seqs + 1) * shape.vocab_size // num_devices * 4
-    if config.runner == "pooling":
+    samples = stage.has_head and config.runner != "pooling"
+    if not samples:
         slot_bytes = 0
-    step_bytes = _step_bytes(shape, dtype, config, drafts)
+    step_bytes = _step_bytes(shape, dtype, config, drafts, samples=samples)
     adapters = adapter_bytes(shape, dtype, config)
     block_bytes = config.block_size * (kv_bytes + drafts.bytes_per_token)
     staged = _staged_bytes(config, block_bytes)
@@ -154,13 +211,15 @@ def _host_blocks(config: EngineConfig, block_bytes: int) -> int:
     return size // (block_bytes * config.tensor_parallel_size)
 
 
-def _step_bytes(shape: ModelShape, dtype: str, config: EngineConfig, drafts: DraftMemory) -> int:
+def _step_bytes(
+    shape: ModelShape, dtype: str, config: EngineConfig, drafts: DraftMemory, *, samples: bool
+) -> int:
     """The larger of a full prefill's activations and, where tokens are sampled, their logits."""
     num_devices, tokens = config.tensor_parallel_size, config.token_budget("gpu")
     prefill = prefill_bytes(
         shape, dtype, tokens=tokens, devices=num_devices, states=drafts.num_states
     )
-    if config.runner == "pooling":
+    if not samples:
         return prefill
     logits = drafts.most_rows(config.max_num_seqs) * shape.vocab_size // num_devices * 4
     return max(prefill, _LOGITS_HELD * logits)

@@ -76,7 +76,8 @@ class Plan:
         model: as the user named it.
         shape: its sizes.
         chip: each device.
-        tensor_parallel_size: devices that share the model.
+        tensor_parallel_size: devices that share the model, or each stage of it.
+        pipeline_parallel_size: stages, each on so many devices.
         expert_groups: of these devices, that have whole experts; 1 where all share each of them.
         dtype: of activations, and of weights that are not quantized.
         kv_cache_dtype: of keys and values: "auto" is `dtype`.
@@ -95,6 +96,7 @@ class Plan:
     shape: ModelShape
     chip: Chip
     tensor_parallel_size: int
+    pipeline_parallel_size: int
     expert_groups: int
     dtype: str
     kv_cache_dtype: KVCacheDType
@@ -150,10 +152,10 @@ def plan(
         batches: numbers of sequences to plan for; None takes powers of 2 up to 256 that fit.
         engine: sizes of `EngineConfig`: `max_num_seqs` (at least the largest batch if it is left
             out), `max_num_batched_tokens`, `block_size`, `gpu_memory_utilization`;
-            `quantization`; `kv_cache_dtype`; `enable_expert_parallel` and `expert_parallel_size`;
-            `runner`, which is "pooling" for a classifier; and
-            `speculative_config`, whose draft head is a directory, "bundled", or a hub id that is in
-            the local cache.
+            `quantization`; `kv_cache_dtype`; `pipeline_parallel_size`;
+            `enable_expert_parallel` and `expert_parallel_size`; `runner`, which
+            is "pooling" for a classifier; and `speculative_config`, whose draft head is a
+            directory, "bundled", or a hub id that is in the local cache.
 
     Returns:
         The plan. One that does not fit is a plan, too: see `Plan.fits` and `Plan.remedies`.
@@ -199,12 +201,15 @@ def plan(
         config.kv_cache_dtype,
         pools,
         groups,
+        config.pipeline_parallel_size,
+        config.token_budget("gpu"),
     )
     return Plan(
         model=name,
         shape=shape,
         chip=chip,
         tensor_parallel_size=config.tensor_parallel_size,
+        pipeline_parallel_size=config.pipeline_parallel_size,
         expert_groups=groups,
         dtype=dtype,
         kv_cache_dtype=config.kv_cache_dtype,
@@ -225,7 +230,7 @@ def plan(
             for rows in batches
         ),
         remedies=remedies(shape, chip, dtype, config, drafts, rows=max(batches), context=context),
-        notes=(*_notes(timing, dtype), *_draft_notes(drafts, chip)),
+        notes=(*_notes(timing, dtype), *_draft_notes(drafts, chip), *_stage_notes(timing)),
     )
 
 
@@ -300,6 +305,8 @@ def _notes(timing: Timing, dtype: str) -> list[str]:
             f"No expected times: on a GPU an {timing.kv_cache_dtype} KV cache is read by XLA's "
             "attention alone, which was not measured and is far from these floors."
         )
+    elif timing.num_stages > 1:
+        notes.append("No expected times: no pipeline was measured.")
     elif not timing.is_expected:
         notes.append("No expected times: sums over GPUs without NVLink were never measured.")
     else:
@@ -328,6 +335,15 @@ def _notes(timing: Timing, dtype: str) -> list[str]:
             "group of which most experts are chosen."
         )
     return notes
+
+
+def _stage_notes(timing: Timing) -> list[str]:
+    if timing.num_stages == 1:
+        return []
+    return [
+        f"Each of {timing.num_stages} stages has a share of the sequences at a time: a token takes "
+        "as long as on the devices of one stage, and TPOT is that of so many fewer sequences there."
+    ]
 
 
 def _times(count: int) -> str:

@@ -89,6 +89,8 @@ class Timing:
         kv_cache_dtype: of keys and values in the cache.
         pools: prompts are read alone, and no token goes through the head.
         num_groups: of the devices, that have whole experts.
+        num_stages: of a pipeline, each on so many devices. Its times were never measured.
+        step_tokens: most tokens of a step, by which prompts go through stages one behind the other.
     """
 
     shape: ModelShape
@@ -98,6 +100,8 @@ class Timing:
     kv_cache_dtype: KVCacheDType = "auto"
     pools: bool = False
     num_groups: int = 1
+    num_stages: int = 1
+    step_tokens: int = 1
 
     @property
     def is_expected(self) -> bool:
@@ -107,6 +111,8 @@ class Timing:
         with the weights and the cache that the recorded runs had.
         """
         if self.kv_cache_dtype != "auto" or self.shape.quantization is not None:
+            return False
+        if self.num_stages > 1:
             return False
         return self.shape.is_measured and (self.num_devices == 1 or self.chip.linked)
 
@@ -123,7 +129,11 @@ class Timing:
         )
 
     def decode_step(self, rows: int, context: int) -> Time:
-        """A step of `rows` sequences of `context` tokens each: TPOT."""
+        """A step of `rows` sequences of `context` tokens each: TPOT.
+
+        In a pipeline each stage has a share of them at a time.
+        """
+        rows = -(-rows // self.num_stages)
         tokens = rows * context
         return self._time(
             decode_step_floor_s(self.cost, self.chip, rows, tokens),
@@ -140,8 +150,10 @@ class Timing:
     def prefill(self, rows: int, context: int) -> Time:
         """A prefill of `rows` prompts of `context` tokens: TTFT of the last one."""
         lengths = [context] * rows
+        steps, stages = -(-rows * context // self.step_tokens), self.num_stages
+        share = (steps + stages - 1) / (steps * stages)  # of the time on one stage's devices
         return self._time(
-            prefill_floor_s(self.cost, self.chip, lengths),
+            prefill_floor_s(self.cost, self.chip, lengths) * share,
             expected_prefill_s(
                 prefill_floor_s(self.cost, reachable(self.chip), lengths),
                 tokens=rows * context,
@@ -149,7 +161,7 @@ class Timing:
                 num_devices=self.num_devices,
                 overheads=recorded_overheads(),
             ),
-            busy_s=prefill_flops(self.cost, lengths) / self.chip.flops_per_s,
+            busy_s=prefill_flops(self.cost, lengths) / stages / self.chip.flops_per_s,
         )
 
     def _time(self, floor_s: float, expected_s: float, *, busy_s: float) -> Time:

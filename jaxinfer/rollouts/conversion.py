@@ -1,6 +1,7 @@
 """Converts a trainer's parameters by compiled programs, into memory of the engine's old ones.
 
-An update is one program: it is compiled, or fails to be, before it takes any of the old arrays. An
+An update is one program, or one for each stage of a pipeline: it is compiled, or fails to be,
+before it takes any of the old arrays. An
 engine that starts has nothing to lose, and its weights of codes and scales are made by a program
 for each shape, which all layers share: for XLA they are a fourth of the work of one for all.
 """
@@ -70,12 +71,15 @@ class MappedParams:
         Raises:
             ValueError, TypeError: as `check`; `reusable` is then as it was.
         """
-        assignments, targets = self._assignments(wanted), targets_of(wanted)
-        used = _used(self._leaves, assignments, targets[0].sharding)
-        # The first call donates too, so that the second one runs the same program.
-        old = jax.tree.leaves(_empty(targets)() if reusable is None else reusable)
-        written = _program(assignments, targets)(old, used)
-        return nested({t.path: array for t, array in zip(targets, written, strict=True)})
+        targets, found = targets_of(wanted), {}
+        held = None if reusable is None else leaves_by_path(reusable)
+        for assigned, own in _by_devices(self._assignments(wanted), targets):
+            used = _used(self._leaves, assigned, own[0].sharding)
+            # The first call donates too, so that the second one runs the same program.
+            old = jax.tree.leaves(_empty(own)()) if held is None else [held[p] for p in _paths(own)]
+            written = _program(assigned, own)(old, used)
+            found |= {t.path: array for t, array in zip(own, written, strict=True)}
+        return nested({target.path: found[target.path] for target in targets})
 
     def make(
         self, config: ModelConfig, dtype: DTypeLike | None, mesh: Mesh | None, rules: ShardingRules
@@ -97,15 +101,40 @@ class MappedParams:
         if dtype is None:
             embedding = next(a.path for a in assignments if a.target == "model.embed_tokens")
             wanted = abstract_params(config, self._leaves[embedding].dtype, mesh, rules)
-        targets = targets_of(wanted)
-        used = _used(self._leaves, assignments, targets[0].sharding)
-        return _made(assignments, targets, _on_devices(used, targets[0].sharding))
+        targets, found = targets_of(wanted), {}
+        for assigned, own in _by_devices(assignments, targets):
+            used = _used(self._leaves, assigned, own[0].sharding)
+            found |= _made(assigned, own, _on_devices(used, own[0].sharding))
+        return nested({target.path: found[target.path] for target in targets})
 
     def _assignments(self, wanted: Any) -> tuple[Assignment, ...]:
         """The assignments of `wanted`, kept from `check` for `write` if both are of one engine."""
         if self._assigned[0] is not wanted:
             self._assigned = (wanted, self._mapping.assignments(self._leaves, wanted))
         return self._assigned[1]
+
+
+def _by_devices(
+    assignments: Sequence[Assignment], targets: Sequence[Target]
+) -> list[tuple[tuple[Assignment, ...], tuple[Target, ...]]]:
+    """All in groups that lie on the same devices: one, or one for each stage of a pipeline."""
+    groups: dict[Any, list[tuple[Assignment, Target]]] = {}
+    for each, target in zip(assignments, targets, strict=True):
+        devices = None if target.sharding is None else tuple(target.sharding.mesh.devices.flat)
+        groups.setdefault(devices, []).append((each, target))
+    return [
+        (tuple(each for each, _ in pairs), tuple(target for _, target in pairs))
+        for pairs in groups.values()
+    ]
+
+
+def _paths(targets: Sequence[Target]) -> list[str]:
+    """The paths of all arrays, in JAX's order."""
+    return [
+        each.path if name is None else f"{each.path}.{name}"
+        for each in targets
+        for name, _ in each.arrays
+    ]
 
 
 def _used(leaves: Leaves, assignments: Sequence[Assignment], sharding: Any) -> Leaves:
@@ -174,7 +203,7 @@ def _program(assignments: tuple[Assignment, ...], targets: tuple[Target, ...]) -
 def _made(
     assignments: Sequence[Assignment], targets: Sequence[Target], sources: Leaves
 ) -> dict[str, Any]:
-    """A new tree; no source is donated."""
+    """New parameters by path; no source is donated."""
     work = list(zip(assignments, targets, strict=True))
     plain = [(each, target) for each, target in work if target.form is None]
     program = _program(tuple(each for each, _ in plain), tuple(target for _, target in plain))
@@ -185,7 +214,7 @@ def _made(
             quantize = _node_program(_unnamed(each), replace(target, path=""))
             layer = None if each.axis is None else np.int32(each.layer)
             found[target.path] = quantize(sources[each.path], _on_devices(layer, target.sharding))
-    return nested({target.path: found[target.path] for target in targets})
+    return found
 
 
 @functools.lru_cache(maxsize=256)

@@ -8,7 +8,7 @@ from jaxinfer.rollouts.mapping import ParamsMapping, check_mapping, quantizing_m
 from jaxinfer.rollouts.trees import leaves_by_path, nested
 from jaxinfer.serving.driver.pauses import InFlightPolicy, check_in_flight
 from jaxinfer.serving.handle import Handle
-from jaxinfer.serving.runner.device_params import check_like
+from jaxinfer.serving.runner.device_params import PlacedParams, check_like
 
 
 class Weights:
@@ -34,7 +34,8 @@ class Weights:
         Args:
             params: any tree, as in `LLM`. Without a mapping its arrays must lie as the steps need
                 them; they are used as they are and stay the caller's: the engine never donates
-                them, and they must not be deleted while it uses them.
+                them, and they must not be deleted while it uses them. An engine with
+                `pipeline_parallel_size` copies them to its stages.
             mapping: copies them, in one program, into arrays of the engine's own, in the memory of
                 its last ones if these were its own, too. The caller's are free afterwards.
             in_flight: running requests go on with the new weights and the keys and values that they
@@ -87,6 +88,9 @@ class Weights:
             writer.check(wanted)
             return writer
         params = nested(leaves)
+        if len(loaded.replicas[0].runner.programs.stages) > 1:
+            check_like(params, wanted)
+            return PlacedParams(params)
         check_like(params, wanted, placed=len(loaded.replicas) == 1)
         return params
 

@@ -63,7 +63,8 @@ class Target:
 def num_devices(record: Record) -> int:
     """Devices that an engine ran on."""
     engine = record.get("engine", {})
-    return engine.get("tensor_parallel_size", 1) * engine.get("data_parallel_size", 1)
+    of_replica = engine.get("tensor_parallel_size", 1) * engine.get("pipeline_parallel_size", 1)
+    return of_replica * engine.get("data_parallel_size", 1)
 
 
 def _median(

@@ -93,7 +93,7 @@ def devices(arguments: dict[str, Any]) -> list[Row]:
         return f"{len(prompts)} greedy answers as on one device"
 
     rows = []
-    for size in ("tensor_parallel_size", "data_parallel_size"):
+    for size in ("tensor_parallel_size", "data_parallel_size", "pipeline_parallel_size"):
         try:
             with LLM(**{size: 2}, **arguments) as llm:
                 rows.append(check_one(f"{size}=2", llm, check))

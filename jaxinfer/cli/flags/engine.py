@@ -25,7 +25,11 @@ from jaxinfer.config import (
 ENGINE_FIELDS = frozenset(field.name for field in dataclasses.fields(EngineConfig))
 
 _SUFFIXES = {"k": 1000, "m": 10**6, "g": 10**9, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
-_SHORT = {"tensor_parallel_size": "-tp", "data_parallel_size": "-dp"}
+_SHORT = {
+    "tensor_parallel_size": "-tp",
+    "pipeline_parallel_size": "-pp",
+    "data_parallel_size": "-dp",
+}
 _BEGINS = {
     "model": "model",
     "max_model_len": "KV cache and scheduling",

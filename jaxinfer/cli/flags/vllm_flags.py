@@ -12,7 +12,6 @@ _SHORT = {
     "-O": "--compilation-config",
     "-cc": "--compilation-config",
     "-ac": "--attention-config",
-    "-pp": "--pipeline-parallel-size",
     "-dcp": "--decode-context-parallel-size",
     "-pcp": "--prefill-context-parallel-size",
     "-n": "--nnodes",

@@ -24,15 +24,18 @@ from jaxinfer.serving.programs.program_set import program_of
 from jaxinfer.serving.programs.programs import Program, Programs
 
 
-def start_lowering(compilation_cache_dir: str | None, *, keeps: bool) -> "Lowering":
+def start_lowering(
+    compilation_cache_dir: str | None, *, keeps: bool, kind: "type[Lowering] | None" = None
+) -> "Lowering":
     """The `Lowering` of an engine, with stores below that directory unless caches are off.
 
     Args:
         keeps: whether the engine keeps executables itself; otherwise JAX's cache does, if it is on.
+        kind: the class; None is the plain one.
     """
     traced = store_directory(compilation_cache_dir, "traced")
     compiled = store_directory(compilation_cache_dir, "compiled")
-    return Lowering(
+    return (kind or Lowering)(
         traced and ProgramStore(traced),
         ExecutableStore(compiled) if compiled and keeps else None,
     )

@@ -6,6 +6,7 @@ own. The store receives the programs, and each is named on stdout as soon as it 
 ends the process; the engine then sees the end of its output and traces the missing programs itself.
 """
 
+import functools
 import pickle
 import sys
 from collections.abc import Mapping
@@ -19,6 +20,8 @@ from jax.sharding import AbstractMesh, AxisType, NamedSharding
 from jaxinfer.serving.compile.program_store import ProgramStore, export_program
 from jaxinfer.serving.compile.shared_forward import SharedForward
 from jaxinfer.serving.programs.kinds.kind import ProgramKey
+from jaxinfer.serving.programs.pipeline.stage_programs import StagePrograms
+from jaxinfer.serving.programs.pipeline.stage_step import Stage
 from jaxinfer.serving.programs.program_set import program_of
 from jaxinfer.serving.programs.programs import Programs
 from jaxinfer.serving.programs.speculative.drafter import DraftTextSizes
@@ -34,6 +37,7 @@ class Task:
         params: as `Programs` has them, on that mesh.
         work: the identity that each program is saved under.
         platform: the platform to lower for, as `jax.export` names it.
+        stage: of a pipeline, whose programs they are; None without one.
     """
 
     context: Mapping[str, Any]
@@ -45,6 +49,7 @@ class Task:
     directory: Path
     platform: str
     settings: Mapping[str, Any]
+    stage: Stage | None = None
 
 
 def make_task(
@@ -81,6 +86,7 @@ def make_task(
         store.directory,
         platform,
         _settings(),
+        programs.stage if isinstance(programs, StagePrograms) else None,
     )
 
 
@@ -89,7 +95,8 @@ def trace(task: Task) -> None:
     for name, value in task.settings.items():
         if getattr(jax.config, name, None) != value:
             jax.config.update(name, value)
-    programs = Programs(
+    kind = functools.partial(StagePrograms, stage=task.stage) if task.stage else Programs
+    programs = kind(
         StepContext(**task.context),
         task.params,
         task.num_blocks,

@@ -80,9 +80,8 @@ class Loop:
         if schedule is None:
             return max(len(self._in_flight) - 1, 0)
         is_plain = schedule.is_decode and schedule.num_steps == 1
-        if not is_plain or self._host_dependent.requests:
-            return 1
-        return self._pacing.most_ahead
+        may_wait = is_plain and not self._host_dependent.requests
+        return self._pacing.most_ahead if may_wait else self._pacing.least_ahead
 
     def read_steps(self, *, leave: int) -> None:
         """Read launched steps, oldest first, until `leave` of them are in flight."""

@@ -55,6 +55,7 @@ class Inspection:
             ("expert_statistics", config.expert_statistics),
             ("enable_lora", config.enable_lora),
             ('runner="pooling"', config.runner == "pooling"),
+            ("pipeline_parallel_size", config.pipeline_parallel_size > 1),
             ("several processes", num_processes > 1),
         ):
             if is_there:

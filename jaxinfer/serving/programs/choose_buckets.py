@@ -137,6 +137,19 @@ def _speculative(drafter: Drafter | None, max_num_seqs: int) -> tuple[tuple[int,
     return tuple((rows, drafter.of_length(count)) for rows, count in zip(sizes, most, strict=True))
 
 
+def for_pipeline(buckets: Buckets) -> Buckets:
+    """The shapes of a pipeline, whose last stage samples in a program of its own."""
+    rows = sorted({*buckets.rows, *buckets.sampled_rows})
+    return dataclasses.replace(
+        buckets,
+        rows=tuple(rows),
+        sampled_rows=(),
+        multi_step_rows=(),
+        num_steps=1,
+        mixed_rows=tuple(size for size in rows if size > MOST_FULL_ROWS),
+    )
+
+
 def for_pooling(buckets: Buckets, platform: str) -> Buckets:
     """The shapes of an engine that reads prompts, and samples and scores nothing.
 

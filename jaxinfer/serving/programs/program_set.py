@@ -27,7 +27,7 @@ def _kinds(buckets: Buckets) -> list[ProgramKind[Any]]:
 
 def program_of(programs: Programs, key: ProgramKey) -> Program:
     """The program of a key, for the engine that `programs` describes."""
-    return kind_of(key).program(programs, key)
+    return programs.program(kind_of(key), key)
 
 
 def uses_pages(key: ProgramKey) -> bool:

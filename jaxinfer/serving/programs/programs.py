@@ -7,7 +7,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import NamedSharding
+from jax.sharding import Mesh, NamedSharding
 
 from jaxinfer.kernels.attention.kv_cache_spec import KVCacheSpec, LayerPages
 from jaxinfer.kernels.fp8 import FP8
@@ -49,6 +49,31 @@ class Programs:
     texts: DraftTextSizes | None = None
     is_eager: bool = False
     samples: bool = True
+
+    def program(self, kind: Any, key: Any) -> Program:
+        """The program of a key of this kind."""
+        return kind.program(self, key)
+
+    @property
+    def mesh(self) -> Mesh:
+        """All devices."""
+        return self.context.mesh
+
+    @property
+    def stages(self) -> "tuple[Programs, ...]":
+        """The programs of each stage of a pipeline; these alone without one."""
+        return (self,)
+
+    @property
+    def started_later(self) -> Any:
+        """Shapes of what takes memory beside weights and pages; None for what is not there."""
+        return self.kept_slots, self.draft_state
+
+    @property
+    def head_of(self) -> Callable[[Any], Any]:
+        """From a tree to the part that the head reads, where samplers run; None of None."""
+        head_params = self.context.architecture.head_params
+        return lambda params: None if params is None else head_params(params)
 
     def with_layers(self, count: int) -> "Programs":
         """These programs with at most `count` of the model's layers of each kind, in their order.

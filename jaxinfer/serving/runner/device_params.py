@@ -31,6 +31,34 @@ class ParamsWriter(Protocol):
         ...
 
 
+class PlacedParams:
+    """A tree as the engine has it, wherever its arrays lie; a `ParamsWriter` that copies them.
+
+    Args:
+        params: checked by `check_like`.
+    """
+
+    def __init__(self, params: Mapping[str, Any]) -> None:
+        self._params = params
+
+    def write(
+        self, wanted: Mapping[str, Any], reusable: Mapping[str, Any] | None
+    ) -> dict[str, Any]:
+        """Copy one array after the other; each frees its memory first where that is allowed."""
+        old = {} if reusable is None else _by_path(reusable)
+
+        def place(path: Any, leaf: Any, like: jax.ShapeDtypeStruct) -> jax.Array:
+            if (held := old.get(_joined(path))) is not None:
+                held.delete()
+            return jax.device_put(leaf, like.sharding, may_alias=False)
+
+        return jax.tree_util.tree_map_with_path(place, dict(self._params), dict(wanted))
+
+    def describe(self) -> dict[str, str]:
+        """Nothing: there is one process."""
+        return {}
+
+
 def given_dtype(params: Mapping[str, Any]) -> jnp.dtype:
     """The dtype that a caller's tree asks to be computed in.
 
@@ -143,4 +171,8 @@ def _is_placed(leaf: Any, like: Any) -> bool:
 
 def _by_path(tree: Any) -> dict[str, Any]:
     leaves = jax.tree_util.tree_leaves_with_path(tree)
-    return {".".join(str(getattr(key, "key", key)) for key in path): leaf for path, leaf in leaves}
+    return {_joined(path): leaf for path, leaf in leaves}
+
+
+def _joined(path: Any) -> str:
+    return ".".join(str(getattr(key, "key", key)) for key in path)

@@ -8,6 +8,8 @@ from jaxinfer.serving.compile.lowering import Lowering
 from jaxinfer.serving.programs.buckets import Buckets
 from jaxinfer.serving.programs.kinds.kind import ProgramKey
 from jaxinfer.serving.programs.programs import Programs
+from jaxinfer.serving.runner.host_inputs import HostInputs
+from jaxinfer.serving.runner.pipeline.staged_host_inputs import StagedHostInputs
 from jaxinfer.startup_report import StartupReport
 
 
@@ -22,6 +24,7 @@ class EnginePlan:
         counter: counts XLA's compilations since planning began.
         memory_mark: the devices' memory before planning, with the weights loaded.
         slot_bytes: bytes of running sequences' state, on each device.
+        host_inputs: where steps read their batches from.
     """
 
     platform: str
@@ -34,6 +37,7 @@ class EnginePlan:
     seconds: float
     memory_mark: MemoryMark
     slot_bytes: int
+    host_inputs: HostInputs | StagedHostInputs
 
     def close(self) -> None:
         """Stop compiling and counting."""

@@ -34,10 +34,11 @@ class HostInputs:
 
     Args:
         sharding: of the arrays: whole for every device, in pinned host memory.
+        in_turn: arrays of a size that are written in turn.
     """
 
-    def __init__(self, sharding: Sharding) -> None:
-        self._sharding = sharding
+    def __init__(self, sharding: Sharding, in_turn: int = _IN_TURN) -> None:
+        self._sharding, self._in_turn = sharding, in_turn
         self._slabs: dict[int, list[_Slab]] = {}
         self._latest: _Slab | None = None
 
@@ -48,7 +49,7 @@ class HostInputs:
             Exception: the device's own, of the program that read the array before.
         """
         slabs = self._slabs.setdefault(packed.size, [])
-        if len(slabs) < _IN_TURN:
+        if len(slabs) < self._in_turn:
             array = upload(packed.copy(), self._sharding)  # a CPU keeps the array that it is given
             array.block_until_ready()
             slab = _Slab(array, _views(array))

@@ -87,7 +87,7 @@ class Runner:
         self.programs, self._buckets = plan.programs, plan.buckets
         self._compiled, self._lowering = plan.compiled, plan.lowering
         context = plan.programs.context
-        self._mesh = context.mesh
+        self._mesh = plan.programs.mesh
         self.weights = Weights(params, plan.programs, owned=owns_params)
         self._compile_s = self._allocate_s = 0.0
         self.report = plan.report
@@ -122,7 +122,7 @@ class Runner:
         device = self._mesh.local_devices[0]
         self._device_name = f"{device} ({device.device_kind})"
         self._watchdog = Watchdog(config.step_time_limit(plan.platform), self._device_name)
-        self._await_each = plan.platform == "cpu" and self._mesh.devices.size > 1
+        self._await_each = plan.platform == "cpu" and context.mesh.devices.size > 1
         self.launches = LaunchThread(JaxSettings.here().held)
         self.launcher = StepLauncher(
             Resident(params, self.weights.head),

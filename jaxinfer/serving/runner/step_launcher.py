@@ -16,7 +16,6 @@ from jaxinfer.serving.programs.upload import upload
 from jaxinfer.serving.runner import kv_cache
 from jaxinfer.serving.runner.batch import Batch
 from jaxinfer.serving.runner.engine_plan import EnginePlan
-from jaxinfer.serving.runner.host_inputs import HostInputs
 from jaxinfer.serving.runner.in_flight import InFlightStep, UnsampledStep
 from jaxinfer.serving.runner.slot_writes import SlotWriter
 from jaxinfer.serving.runner.swap import HostBlocks
@@ -56,7 +55,7 @@ class StepLauncher:
         self._watchdog = watchdog
         self._await_each = await_each
         self._whole = whole = plan.programs.last_tokens.sharding
-        self._inputs = HostInputs(plan.programs.on_host(()).sharding)
+        self._inputs = plan.host_inputs
         settle = jax.block_until_ready if await_each else lambda array: array
         self._upload = lambda arrays: upload(arrays, whole)
         if transfers is not None:

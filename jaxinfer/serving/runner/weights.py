@@ -35,12 +35,12 @@ class Weights:
         self._owned = owned
         self._sleeping_beside: Any = {}
         self._sleeping: Any = None
-        self._head_of = programs.context.architecture.head_params
+        self._head_of = programs.head_of
 
     @property
     def head(self) -> Any:
         """From `Architecture.head_params`; None while the parameters sleep."""
-        return None if self.params is None else self._head_of(self.params)
+        return self._head_of(self.params)
 
     def update(self, params: Mapping[str, Any] | ParamsWriter) -> None:
         """Use other parameters: see `Runner.update_params`."""

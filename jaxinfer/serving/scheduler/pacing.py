@@ -28,11 +28,12 @@ class Pacing:
         runs_apart: whether the device computes beside the host, as a CPU does not.
 
     Attributes:
-        most_ahead: launched decode steps that may be unread.
+        most_ahead, least_ahead: launched steps that may be unread: decodes, and any others.
     """
 
     def __init__(self, arrival_tokens: int | None = None, *, runs_apart: bool = False) -> None:
         self.most_ahead = _AHEAD_OFFLINE if runs_apart and arrival_tokens is None else 1
+        self.least_ahead = 1
         self.num_launches_left = 0
         """Launches that are still limited by `next_max_tokens`."""
         self._arrival_tokens = arrival_tokens

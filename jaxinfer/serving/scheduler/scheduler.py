@@ -10,7 +10,6 @@ from jaxinfer.serving.requests.draft_record import DraftCounts
 from jaxinfer.serving.requests.request import NO_LIMITS, Request
 from jaxinfer.serving.requests.stopping import set_limits
 from jaxinfer.serving.scheduler.adapters.admission import AdapterAdmission
-from jaxinfer.serving.scheduler.admission import Admission
 from jaxinfer.serving.scheduler.block_pool import BlockPool
 from jaxinfer.serving.scheduler.forced_tokens import append_forced
 from jaxinfer.serving.scheduler.invariants import check_queues
@@ -65,6 +64,7 @@ class Scheduler:
         num_adapter_slots: adapters that the devices hold at once; requests with others are passed
             over. 0 in an engine without adapters.
         tiers: makes the tiers behind the prefix cache; None is an engine without any.
+        planner: makes what plans steps, with the arguments of `StepPlanner`.
 
     Raises:
         ValueError: for arguments out of range or in contradiction.
@@ -85,6 +85,7 @@ class Scheduler:
         speculation: Speculation = NO_DRAFTS,
         num_adapter_slots: int = 0,
         tiers: Callable[[RequestQueues], NoTiers] | None = None,
+        planner: Callable[..., StepPlanner] = StepPlanner,
     ) -> None:
         check_settings(
             max_num_seqs, max_num_batched_tokens, max_model_len, preemption_mode, num_host_blocks
@@ -104,15 +105,14 @@ class Scheduler:
             special.append(SpeculativePlanner(self._queues, speculation).plan)
         if multi_step.num_steps > 1:
             special.append(functools.partial(plan_multi_step, self._queues, multi_step))
-        admission = Admission(self._queues)
+        admission = None
         if num_adapter_slots:
             admission = AdapterAdmission(self._queues, num_adapter_slots)
-        planner = StepPlanner(self._queues, max_num_batched_tokens, special, admission)
-        updates = StepUpdates(self._queues, self.eos_token_ids)
+        steps = planner(self._queues, max_num_batched_tokens, special, admission)
+        self._updates = updates = StepUpdates(self._queues, self.eos_token_ids)
         requeueing = Requeueing(self._queues)
-        self._updates = updates
         # Methods of the parts, which have their documentation.
-        self.schedule, self.settle = self.tiers.around(planner.schedule), planner.settle
+        self.schedule, self.settle = self.tiers.around(steps.schedule), steps.settle
         self.update, self.finish = updates.update, self._queues.finish
         self.preempt, self.run_only = requeueing.preempt, requeueing.run_only
         self.requeue_all, self.runnable = requeueing.requeue_all, requeueing.runnable

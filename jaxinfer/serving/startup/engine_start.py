@@ -28,7 +28,10 @@ from jaxinfer.serving.runner.runner import Runner
 from jaxinfer.serving.sampling.sampler import CustomSampler, LogitsProcessor
 from jaxinfer.serving.scheduler.block_pool import BlockPool
 from jaxinfer.serving.scheduler.pacing import Pacing, arrival_tokens
+from jaxinfer.serving.scheduler.pipeline.pacing import PipelinePacing
+from jaxinfer.serving.scheduler.pipeline.turn_planner import TurnPlanner
 from jaxinfer.serving.scheduler.scheduler import Scheduler
+from jaxinfer.serving.scheduler.step_planner import StepPlanner
 from jaxinfer.serving.startup.files import NO_FILES, SharedFiles
 from jaxinfer.serving.startup.own_tiers import OWN_TIERS, EngineTiers
 from jaxinfer.serving.startup.plan import plan_engine
@@ -96,6 +99,7 @@ def start_engine(
     """
     config = setup.config
     runner = start_runner(setup, params, mesh, lowering=lowering, devices=devices)
+    stages = config.pipeline_parallel_size
     index, tiers = setup.tiers.sides(runner, config.block_size)
     scheduler = Scheduler(
         BlockPool(runner.num_kv_blocks, config.block_size, config.enable_prefix_caching, index),
@@ -110,15 +114,17 @@ def start_engine(
         speculation=runner.speculation,
         num_adapter_slots=config.max_loras if config.enable_lora else 0,
         tiers=tiers,
+        planner=StepPlanner if stages == 1 else functools.partial(TurnPlanner, stages),
     )
     setup.tiers.attach(scheduler)
     tokens = arrival_tokens(runner.report.platform, config.max_num_seqs)
+    pacing = Pacing if stages == 1 else functools.partial(PipelinePacing, stages)
     engine = Engine(
         runner,
         scheduler,
         setup.tokenizer,
         seed=config.seed,
-        pacing=Pacing(
+        pacing=pacing(
             tokens if config.online else None, runs_apart=runner.report.platform != "cpu"
         ),
         constraints=setup.constraints,

@@ -26,6 +26,8 @@ from jaxinfer.model.sharding import (
     spans_processes,
     tensor_parallel_size,
 )
+from jaxinfer.model.stages.stage_layers import stage_layers
+from jaxinfer.model.stages.staged_params import num_stages
 from jaxinfer.model.text.tokenizer import Tokenizer
 from jaxinfer.progress import ProgressBar
 from jaxinfer.sampling_params import SamplingParams
@@ -186,6 +188,7 @@ def _load(config: EngineConfig, source: ModelSource, group: ProcessGroup | None)
     if group is not None and config.enable_lora:
         raise ValueError("enable_lora needs an engine in one process; leave it out")
     num_groups = num_expert_groups(mesh, rules)
+    stage_layers(model_config, num_stages(mesh))
     check_divisible(model_config, tensor_parallel_size(mesh, rules), num_groups)
     say(config, announce_devices(mesh, group))
     if group is not None:

@@ -8,6 +8,7 @@ from jax.sharding import Mesh, NamedSharding
 
 from jaxinfer.config import EngineConfig
 from jaxinfer.model.sharding import make_mesh, spans_processes, tensor_parallel_size
+from jaxinfer.model.stages.staged_params import make_pipeline_mesh
 from jaxinfer.serving.processes.group import ProcessGroup
 from jaxinfer.serving.replicas.meshes import make_replica_mesh, num_replicas
 from jaxinfer.serving.startup.model_source import ModelSource
@@ -20,8 +21,10 @@ def choose_mesh(config: EngineConfig, source: ModelSource) -> Mesh:
         ValueError: it contradicts `tensor_parallel_size` or `data_parallel_size`, or there are too
             few devices.
     """
-    mesh = source.mesh or mesh_of(source.params)
     replicas, devices_each = config.data_parallel_size, config.tensor_parallel_size
+    if config.pipeline_parallel_size > 1:
+        return _pipeline_mesh(config, source)
+    mesh = source.mesh or mesh_of(source.params)
     if mesh is None:
         devices = _devices_of(source.params)
         if replicas == 1:
@@ -44,6 +47,21 @@ def choose_mesh(config: EngineConfig, source: ModelSource) -> Mesh:
             "data_parallel_size out, or give a mesh with such an axis"
         )
     return mesh
+
+
+def _pipeline_mesh(config: EngineConfig, source: ModelSource) -> Mesh:
+    """The devices of a pipeline, which are new: parameters are copied to their stages."""
+    if source.mesh is not None:
+        raise ValueError(
+            "pipeline_parallel_size takes the devices of each stage itself; leave mesh out, or "
+            "pipeline_parallel_size"
+        )
+    if jax.process_count() > 1:
+        raise ValueError(
+            "pipeline_parallel_size needs all devices in one process, and here are "
+            f"{jax.process_count()}; leave it out and raise tensor_parallel_size"
+        )
+    return make_pipeline_mesh(config.pipeline_parallel_size, config.tensor_parallel_size)
 
 
 def _check_processes(mesh: Mesh) -> None:

@@ -10,6 +10,7 @@ from jax.typing import DTypeLike
 from jaxinfer.config import EngineConfig
 from jaxinfer.model.config import ModelConfig
 from jaxinfer.model.sharding import ShardingRules
+from jaxinfer.model.stages.staged_params import make_pipeline_mesh
 from jaxinfer.model.text.tokenizer import Tokenizer
 from jaxinfer.serving.inspection.inspection import NO_INSPECTION, Inspection
 from jaxinfer.serving.sampling.sampler import CustomSampler, LogitsProcessor
@@ -71,7 +72,10 @@ class ModelSource:
         if self.maker is None or self.model_config is None:
             return self
         dtype = None if config.dtype == "auto" else config.dtype
-        params = self.maker.make(self.model_config, dtype, self.mesh, self.rules)
+        mesh, stages = self.mesh, config.pipeline_parallel_size
+        if mesh is None and stages > 1:
+            mesh = make_pipeline_mesh(stages, config.tensor_parallel_size)
+        params = self.maker.make(self.model_config, dtype, mesh, self.rules)
         return dataclasses.replace(self, params=params, maker=None, owns_params=True)
 
 

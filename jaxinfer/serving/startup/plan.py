@@ -21,6 +21,7 @@ from jaxinfer.model.architecture import activation_dtype
 from jaxinfer.model.config import ModelConfig
 from jaxinfer.model.draft_head.head_config import HeadConfig
 from jaxinfer.model.sharding import ShardingRules, tensor_parallel_size
+from jaxinfer.model.stages.staged_params import num_stages, stage_meshes
 from jaxinfer.planning.blocks import (
     blocks_on_devices,
     check_capacity,
@@ -36,14 +37,16 @@ from jaxinfer.serving.compile.compilation import CompilationCounter, CompiledPro
 from jaxinfer.serving.compile.eager import EagerProgram, check_eager
 from jaxinfer.serving.compile.jax_settings import check_matmul_precision
 from jaxinfer.serving.compile.lowering import Lowering, start_lowering
+from jaxinfer.serving.compile.staged_lowering import StagedLowering
 from jaxinfer.serving.inspection.inspection import NO_INSPECTION, Inspection
 from jaxinfer.serving.programs.adapted_layers import AdaptedLayers
 from jaxinfer.serving.programs.buckets import Buckets
-from jaxinfer.serving.programs.choose_buckets import choose_buckets, for_pooling
+from jaxinfer.serving.programs.choose_buckets import choose_buckets, for_pipeline, for_pooling
 from jaxinfer.serving.programs.counted_experts import CountedExperts
 from jaxinfer.serving.programs.kinds.kind import ProgramKey
 from jaxinfer.serving.programs.layer_loop import LayerLoop
 from jaxinfer.serving.programs.peer_buffers import have_peer_buffers, reach_each_other
+from jaxinfer.serving.programs.pipeline.stage_programs import PipelinePrograms
 from jaxinfer.serving.programs.program_set import (
     all_programs,
     largest_programs,
@@ -58,6 +61,8 @@ from jaxinfer.serving.programs.speculative.lookup import LookupDrafter
 from jaxinfer.serving.programs.speculative.watched_layers import WatchedLayers
 from jaxinfer.serving.programs.steps import EVERY_LAYER, StepContext
 from jaxinfer.serving.runner.engine_plan import EnginePlan
+from jaxinfer.serving.runner.host_inputs import HostInputs
+from jaxinfer.serving.runner.pipeline.staged_host_inputs import StagedHostInputs
 from jaxinfer.serving.sampling.sampler import CustomSampler, LogitsProcessor
 from jaxinfer.serving.slots.adapter_datum import SLOT_OF_TOKEN
 from jaxinfer.serving.startup import memory
@@ -108,7 +113,7 @@ def plan_engine(
             address; names what fits.
         ValueError: the attention backend asked for is impossible here, or JAX's precision is.
     """
-    device = mesh.local_devices[0]
+    device, sampling_mesh = mesh.local_devices[0], stage_meshes(mesh)[-1]
     start = time.perf_counter()
     if engine_config.eager:
         check_eager(mesh)
@@ -119,13 +124,13 @@ def plan_engine(
     kernels = Kernels(backend)
     context = StepContext(
         model_config,
-        mesh,
+        sampling_mesh,
         rules,
         kernels,
         engine_config.block_size,
         dtype,
-        have_peer_buffers(mesh, tensor_parallel_size(mesh, rules), kernels)
-        and reach_each_other(mesh),
+        have_peer_buffers(sampling_mesh, tensor_parallel_size(mesh, rules), kernels)
+        and reach_each_other(sampling_mesh),
         logits_processor,
         sampler,
         engine_config.count_logprobs(model_config.vocab_size),
@@ -136,11 +141,12 @@ def plan_engine(
     context = replace(context, loop=inspection.loop(plain, model_config, dtype, context.axis))
     # As few blocks as possible until their number is known: temporaries don't depend on it.
     samples = engine_config.runner == "generate"
-    programs = Programs(context, params, 2, engine_config.max_num_seqs + 1, samples=samples)
+    make = functools.partial(PipelinePrograms, devices=mesh) if num_stages(mesh) > 1 else Programs
+    programs = make(context, params, 2, engine_config.max_num_seqs + 1, samples=samples)
     devices = mesh.local_devices if devices is None else devices
     max_model_len = _max_model_len(programs, engine_config, devices, fewest)
     programs = replace(programs, texts=_draft_texts(engine_config, max_model_len))
-    weight_bytes = memory.bytes_per_device(params)
+    weight_bytes = max(memory.bytes_per_device(stage.params) for stage in programs.stages)
     shapes = functools.partial(
         _shapes,
         engine_config,
@@ -149,7 +155,9 @@ def plan_engine(
         max_num_batched_tokens=engine_config.token_budget(device.platform),
         block_size=engine_config.block_size,
         platform=device.platform,
-        num_decode_steps=engine_config.decode_steps(device.platform, weight_bytes),
+        num_decode_steps=1
+        if num_stages(mesh) > 1
+        else engine_config.decode_steps(device.platform, weight_bytes),
         weight_bytes=weight_bytes,
         rows_in_item=_rows_in_item(programs),
         drafter=_drafter(context, engine_config, draft_head),
@@ -157,11 +165,12 @@ def plan_engine(
     buckets = shapes(max_model_len=max_model_len)
     if lowering is None:
         keeps = keeps_executables(list(mesh.devices.flat))
-        lowering = start_lowering(engine_config.compilation_cache_dir, keeps=keeps)
+        kind = Lowering if num_stages(mesh) == 1 else StagedLowering
+        lowering = start_lowering(engine_config.compilation_cache_dir, keeps=keeps, kind=kind)
     compiler = functools.partial(_compiler, lowering=lowering, config=engine_config)
     first, counter = compiler(programs), CompilationCounter()
     try:
-        blocks, probes = _count_blocks(programs, buckets, engine_config, devices, first, lowering)
+        blocks, probes = _most_blocks(programs, buckets, engine_config, devices, first, lowering)
         blocks = fewest(blocks)
         usable = usable_tokens(blocks, engine_config.block_size)
         if engine_config.max_model_len is None and usable < max_model_len:
@@ -216,7 +225,15 @@ def plan_engine(
         slot_bytes=memory.bytes_per_device(
             (programs.last_tokens, programs.kept_slots, programs.draft_state)
         ),
+        host_inputs=_host_inputs(programs),
     )
+
+
+def _host_inputs(programs: Programs) -> HostInputs | StagedHostInputs:
+    """Where steps read their batches from."""
+    if isinstance(programs, PipelinePrograms):
+        return StagedHostInputs(programs)
+    return HostInputs(programs.on_host(()).sharding)
 
 
 def _draft_texts(config: EngineConfig, max_model_len: int) -> DraftTextSizes | None:
@@ -270,6 +287,8 @@ def _shapes(config: EngineConfig, inspection: Inspection, **sizes: Any) -> Bucke
     if config.enable_lora:
         buckets = replace(buckets, extra=(SLOT_OF_TOKEN,))
     buckets = replace(buckets, has_tiers=config.kv_offloading_size > 0)
+    if config.pipeline_parallel_size > 1:
+        buckets = for_pipeline(buckets)
     return for_pooling(buckets, sizes["platform"]) if config.runner == "pooling" else buckets
 
 
@@ -334,6 +353,24 @@ def _remedy(config: EngineConfig, platform: str, max_model_len: int) -> str:
     return "raise gpu_memory_utilization"
 
 
+def _most_blocks(
+    programs: Programs,
+    buckets: Buckets,
+    config: EngineConfig,
+    devices: Sequence[Any],
+    compiled: CompiledPrograms[ProgramKey],
+    lowering: Lowering,
+) -> tuple[int, list[jax.stages.Compiled]]:
+    """The number of blocks that fit every stage, and the programs that told it."""
+    if len(programs.stages) == 1 or devices[0].platform == "cpu":
+        return _count_blocks(programs, buckets, config, devices, compiled, lowering)
+    found = []
+    for stage in programs.stages:
+        own = stage.mesh.local_devices
+        found.append(_count_blocks(stage, buckets, config, own, compiled, lowering))
+    return min(blocks for blocks, _ in found), [each for _, probes in found for each in probes]
+
+
 def _count_blocks(
     programs: Programs,
     buckets: Buckets,
@@ -370,10 +407,10 @@ def _count_blocks(
         budget = config.token_budget(devices[0].platform)
         free_bytes -= 2 * block_bytes * staged_blocks(budget, config.block_size)
     tallies = [entry for entry in programs.kv if isinstance(entry, Tally)]
-    free_bytes -= memory.bytes_per_device((programs.kept_slots, programs.draft_state, tallies))
+    free_bytes -= memory.bytes_per_device((programs.started_later, tallies))
     largest = largest_programs(buckets, programs.context.kernels)
     steps = [key for key in largest if uses_pages(key)]
-    others = [key for key in largest if not uses_pages(key)]
+    others = [key for key in largest if not uses_pages(key) and programs.samples]
     # A layer's temporaries are free before the one after the next takes its own, so that two of a
     # kind stand for all: on an H200, with Mosaic's kernels, the largest step of two layers of each
     # kind and that of the whole model differ by 2.6 KB a layer. One of each kind is too little: 336

@@ -1,0 +1,1 @@
+"""Programs of a pipeline: one for each stage, and calls that run them in turn."""

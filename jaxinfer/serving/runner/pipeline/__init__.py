@@ -1,0 +1,1 @@
+"""Where the steps of a pipeline read what they are given."""
