@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from jaxinfer.serving.prefix_tiers import handovers as module
+from jaxinfer.serving.prefix_tiers.block_rows import BlockRow
 from jaxinfer.serving.prefix_tiers.handovers import Handovers
 from jaxinfer.serving.prefix_tiers.pinned_tier import PinnedTier
 
@@ -24,7 +25,7 @@ def offered(handovers, tier, key="r", count=3):
     keys = [f"{key}{i}".encode() for i in range(handover.stop)]
     handovers.offer(handover, keys)
     for each in keys:
-        tier.put(each, each)
+        tier.put(each, BlockRow([each], 0))
     handovers.arrived(keys)
     handovers.computed(handover, 0)
     return handover, keys
@@ -35,12 +36,12 @@ def test_pinned_blocks_outlive_all_others_until_they_are_taken():
     handover, keys = offered(handovers, tier)
     assert handover.is_ready
     for i in range(20):
-        tier.put(b"other %d" % i, b"")
+        tier.put(b"other %d" % i, BlockRow([b""], 0))
     assert all(key in tier for key in keys)
     assert len(tier) == 4
     handovers.taken("r", 3 * BLOCK_SIZE)
     for i in range(20):
-        tier.put(b"other %d" % i, b"")
+        tier.put(b"other %d" % i, BlockRow([b""], 0))
     assert not any(key in tier for key in keys)
     assert handovers.counts.blocks == 3
 
@@ -123,7 +124,7 @@ class HandoverMachine(RuleBasedStateMachine):
     def arrive(self, chain, block, is_kept):
         key = b"%d-%d" % (chain, block)
         if is_kept:
-            self.tier.put(key, key)
+            self.tier.put(key, BlockRow([key], 0))
         self.handovers.arrived([key])
 
     @precondition(lambda self: self.open)
@@ -150,7 +151,7 @@ class HandoverMachine(RuleBasedStateMachine):
         assert len(self.handovers) == len(handovers)
         assert self.tier.num_reserved == sum(each.stop - each.first for each in handovers) <= 5
         assert self.tier.num_pins == sum(len(each.pinned) for each in handovers)
-        assert len(self.tier) <= 5
+        assert len(self.tier) == self.tier._rows.count <= 5
         pinned = {key for each in handovers for key in each.pinned}
         assert set(self.tier._pinned) <= pinned
         assert not pinned & set(self.tier._blocks)
