@@ -42,6 +42,7 @@ _RANGES: Mapping[str, tuple[float, float]] = {
     "kv_offloading_size": (0.0, 1e6),
     "kv_offloading_disk_size": (0.0, 1e9),
     "tensor_parallel_size": (1, 4096),
+    "context_parallel_size": (1, 4096),
     "data_parallel_size": (1, 4096),
     "expert_parallel_size": (1, 4096),
     "num_decode_steps": (1, 1024),
@@ -153,6 +154,10 @@ class EngineConfig:
             prompts come in chunks of 2048 tokens (512 on a CPU), and by default no step has more
             than 8192 on a GPU.
         tensor_parallel_size: devices the model is spread over.
+        context_parallel_size: devices, each with all weights, that the tokens of every sequence are
+            dealt to in turn, a power of two: long prompts are read sooner, and so many times as
+            many tokens fit. With `tensor_parallel_size` so many groups of devices. A KV block then
+            counts `block_size` tokens on each of them.
         data_parallel_size: replicas of the model, each on `tensor_parallel_size` devices of its
             own, behind one queue; sizes and limits here are per replica.
         enable_expert_parallel: split experts whole over the devices of `tensor_parallel_size`, and
@@ -230,6 +235,7 @@ class EngineConfig:
     scheduling_policy: SchedulingPolicy = "fcfs"
     online: bool = False
     tensor_parallel_size: int = 1
+    context_parallel_size: int = 1
     data_parallel_size: int = 1
     enable_expert_parallel: bool = False
     expert_parallel_size: int | None = None
@@ -272,6 +278,7 @@ class EngineConfig:
                 check: Any = check_real if isinstance(_RANGES[name][0], float) else check_integer
                 object.__setattr__(self, name, check(name, value, *_RANGES[name]))
         self._check_experts()
+        self._check_contexts()
         self._check_adapters()
         if self.speculative_config is not None:
             self._check_speculation(SpeculativeConfig.of(self.speculative_config))
@@ -279,11 +286,13 @@ class EngineConfig:
             raise ValueError("skip_tokenizer_init and tokenizer exclude each other; leave one out")
         if self.block_size & (self.block_size - 1):
             raise ValueError(f"block_size must be a power of two, got {self.block_size}")
-        if self.num_kv_blocks is not None and self.num_kv_blocks > max_kv_blocks(self.block_size):
+        most = max_kv_blocks(self.block_tokens)
+        if self.num_kv_blocks is not None and self.num_kv_blocks > most:
+            size = "block_size" + " x context_parallel_size" * (self.context_parallel_size > 1)
             raise ValueError(
-                f"num_kv_blocks ({self.num_kv_blocks}) times block_size ({self.block_size}) must "
+                f"num_kv_blocks ({self.num_kv_blocks}) times {size} ({self.block_tokens}) must "
                 "be below 2**31, for places in the KV cache are int32; set num_kv_blocks to at "
-                f"most {max_kv_blocks(self.block_size)}"
+                f"most {most}"
             )
         budget = self.max_num_batched_tokens
         if budget is not None and budget < self.max_num_seqs:
@@ -327,6 +336,32 @@ class EngineConfig:
         ):
             if getattr(self, name) not in (None, False) and not getattr(self, needed):
                 raise ValueError(f"{name} needs {needed}=True; add that, or leave {name} out")
+
+    def _check_contexts(self) -> None:
+        size = self.context_parallel_size
+        if size & (size - 1):
+            raise ValueError(f"context_parallel_size must be a power of two, got {size}")
+        if size == 1:
+            return
+        for name, is_wanted in (
+            ("speculative_config", self.speculative_config is not None),
+            ("enable_lora", self.enable_lora),
+            ("enable_expert_parallel", self.enable_expert_parallel),
+            ("expert_statistics", self.expert_statistics),
+            ("data_parallel_size", self.data_parallel_size > 1),
+            ("kv_offloading_size", self.kv_offloading_size > 0),
+            ("preemption_mode='swap'", self.preemption_mode == "swap"),
+            ("eager", self.eager),
+        ):
+            if is_wanted:
+                raise ValueError(
+                    f"context_parallel_size and {name} exclude each other; leave one out"
+                )
+        if self.attention_backend not in ("auto", "mosaic", "xla"):
+            raise ValueError(
+                f"attention_backend={self.attention_backend!r} can't attend over parts of a "
+                "sequence, as context_parallel_size needs; take mosaic, xla or auto"
+            )
 
     def _check_adapters(self) -> None:
         fields = {field.name: field.default for field in dataclasses.fields(self)}
@@ -376,6 +411,11 @@ class EngineConfig:
             if name not in known:
                 raise unknown_keyword(owner, name, known | set(also))
         return cls(**keywords)
+
+    @property
+    def block_tokens(self) -> int:
+        """Tokens in a KV block, over all devices that a sequence's tokens are dealt to."""
+        return self.block_size * self.context_parallel_size
 
     @property
     def redundant_experts(self) -> int:

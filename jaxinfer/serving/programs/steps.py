@@ -33,6 +33,7 @@ from jaxinfer.model.layers.context import LayerContext, LayerStep, Parts, Rotati
 from jaxinfer.model.sharding import ShardingRules, tensor_parallel_size
 from jaxinfer.serving.programs.layer_loop import LayerLoop
 from jaxinfer.serving.programs.layout import DecodeShape, PrefillShape, SampledRows
+from jaxinfer.serving.programs.sequences import Sequences
 from jaxinfer.serving.programs.step_inputs import StepInputs
 from jaxinfer.serving.programs.token_parts import cut
 from jaxinfer.serving.sampling.custom import CustomSampler, LogitsProcessor
@@ -64,6 +65,22 @@ EVERY_LAYER = EveryLayer()
 
 
 @dataclass(frozen=True)
+class WholeSequences:
+    """`Sequences` of which every device has all tokens."""
+
+    def run_layers(self, *args: Any, **options: Any) -> tuple[KVCache, Array]:
+        """Run `run_layers`."""
+        return run_layers(*args, **options)
+
+    def write_and_attend(self, *args: Any) -> tuple[Array, Pages]:
+        """Run `write_and_attend`."""
+        return write_and_attend(*args)
+
+
+WHOLE_SEQUENCES = WholeSequences()
+
+
+@dataclass(frozen=True)
 class StepContext:
     """Settings that are fixed for an engine's life and static in every step.
 
@@ -76,6 +93,7 @@ class StepContext:
         max_logprobs: most likeliest tokens that a step reports.
         logprobs_mode: the distribution whose log-probabilities mode "full" reports.
         loop: passes tokens through the layers.
+        sequences: which devices have which tokens.
     """
 
     config: ModelConfig
@@ -91,6 +109,7 @@ class StepContext:
     logprobs_mode: LogprobsMode = "processed_logprobs"
     kv_cache_dtype: KVCacheDType = "auto"
     loop: LayerLoop = EVERY_LAYER
+    sequences: Sequences = WHOLE_SEQUENCES
 
     @property
     def architecture(self) -> Architecture:
@@ -161,7 +180,7 @@ def prefill_step(
     tokens = batch.for_layers()._replace(token_ids=token_ids)
     axis, last_rows = context.tensor_axis(peers), None if shape.all_tokens else ends
     options: dict[str, Any] = {"last_rows": last_rows, "part_sizes": part_sizes}
-    kv, x = run_layers(params, kv, tokens, context, axis, **options)
+    kv, x = context.sequences.run_layers(params, kv, tokens, context, axis, **options)
     last = x.at[ends].get(mode="clip") if shape.all_tokens else x
     rows = SampledRows(batch.slots, token_ids.at[ends].get(mode="clip"), batch.sampling)
     hidden = context.architecture.final_hidden(params, last, context.config)
@@ -192,8 +211,8 @@ def feed_last_tokens(
         slot_mapping=slot_mapping,
         cu_seqlens=cu_seqlens,
     )
-    axis = context.tensor_axis(peers)
-    kv, x = run_layers(params, kv, tokens, context, axis, max_query_len=1)
+    given = (params, kv, tokens, context, context.tensor_axis(peers))
+    kv, x = context.sequences.run_layers(*given, max_query_len=1)
     return kv, context.architecture.final_hidden(params, x, context.config), token_ids
 
 
@@ -283,7 +302,7 @@ def layer_function(
             heads: tuple[Array, ...],
         ) -> Array:
             nonlocal pages
-            mixed, pages = write_and_attend(
+            mixed, pages = context.sequences.write_and_attend(
                 attention, heads, rotation, pages, part, context, max_query_len, rows
             )
             return mixed

@@ -98,7 +98,7 @@ def start_engine(
     runner = start_runner(setup, params, mesh, lowering=lowering, devices=devices)
     index = tiers = None
     if (transfers := runner.transfers) is not None:
-        index = TieredIndex(config.block_size)
+        index = TieredIndex(config.block_tokens)
         tiers = functools.partial(
             PrefixTiers,
             transfers=transfers,
@@ -106,7 +106,7 @@ def start_engine(
             read_rows=functools.partial(read_rows, runner, transfers),
         )
     scheduler = Scheduler(
-        BlockPool(runner.num_kv_blocks, config.block_size, config.enable_prefix_caching, index),
+        BlockPool(runner.num_kv_blocks, config.block_tokens, config.enable_prefix_caching, index),
         max_num_seqs=config.max_num_seqs,
         max_num_batched_tokens=runner.max_num_batched_tokens,
         max_model_len=runner.max_model_len,

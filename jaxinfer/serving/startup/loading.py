@@ -60,6 +60,7 @@ from jaxinfer.serving.startup.engine_start import (
     compile_ahead,
     start_engine,
 )
+from jaxinfer.serving.startup.contexts import check_contexts, choose_contexts
 from jaxinfer.serving.startup.expert_groups import choose_expert_groups, choose_slots
 from jaxinfer.serving.startup.files import SharedFiles
 from jaxinfer.serving.startup.mesh import announce_devices, choose_mesh, mesh_of
@@ -154,6 +155,7 @@ def _load(config: EngineConfig, source: ModelSource, group: ProcessGroup | None)
     classifier = read_classifier(directory, model_config, config)
     num_processes = 1 if group is None else group.num_processes
     source.inspection.check(config, model_config, num_processes=num_processes)
+    check_contexts(config, model_config, source, num_processes=num_processes)
     draft_head = read_head_of(config, model_config)
     if config.swap_space and config.preemption_mode != "swap":
         say(config, _UNUSED_SWAP_SPACE)
@@ -172,7 +174,8 @@ def _load(config: EngineConfig, source: ModelSource, group: ProcessGroup | None)
         generation = GenerationConfig()
     default_params = default_sampling_params(generation)
     mesh = choose_mesh(config, source)
-    mesh, rules = choose_expert_groups(config, model_config, mesh, source.rules)
+    mesh, rules = choose_contexts(config, mesh, source.rules)
+    mesh, rules = choose_expert_groups(config, model_config, mesh, rules)
     source = dataclasses.replace(source, rules=rules)
     meshes = split_mesh(mesh, rules)
     config = dataclasses.replace(config, data_parallel_size=len(meshes))

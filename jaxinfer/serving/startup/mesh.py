@@ -10,6 +10,7 @@ from jaxinfer.config import EngineConfig
 from jaxinfer.model.sharding import make_mesh, spans_processes, tensor_parallel_size
 from jaxinfer.serving.processes.group import ProcessGroup
 from jaxinfer.serving.replicas.meshes import make_replica_mesh, num_replicas
+from jaxinfer.serving.startup.contexts import make_context_mesh
 from jaxinfer.serving.startup.model_source import ModelSource
 
 
@@ -17,17 +18,24 @@ def choose_mesh(config: EngineConfig, source: ModelSource) -> Mesh:
     """The caller's mesh, the one its parameters live on, or a new one; over all replicas.
 
     Raises:
-        ValueError: it contradicts `tensor_parallel_size` or `data_parallel_size`, or there are too
-            few devices.
+        ValueError: it contradicts `tensor_parallel_size`, `data_parallel_size` or
+            `context_parallel_size`, or there are too few devices.
     """
     mesh = source.mesh or mesh_of(source.params)
     replicas, devices_each = config.data_parallel_size, config.tensor_parallel_size
     if mesh is None:
         devices = _devices_of(source.params)
+        if config.context_parallel_size > 1:
+            return make_context_mesh(config, devices or jax.devices())
         if replicas == 1:
             return make_mesh(devices_each, devices)
         return make_replica_mesh(replicas, devices_each, devices)
     _check_processes(mesh)
+    if config.context_parallel_size > 1:
+        raise ValueError(
+            "context_parallel_size takes params on one device or on the host, and these lie on a "
+            "mesh; move them, or leave context_parallel_size out"
+        )
     size = tensor_parallel_size(mesh, source.rules)
     if devices_each not in (1, size):
         raise ValueError(

@@ -14,6 +14,7 @@ from jax.sharding import Mesh
 from jaxinfer.config import EngineConfig
 from jaxinfer.errors import CapacityError
 from jaxinfer.kernels.attention.kv_cache_spec import Tally
+from jaxinfer.kernels.attention.partial import BACKENDS
 from jaxinfer.kernels.attention.shared_prefix import rows_in_item
 from jaxinfer.kernels.choice import Backend, choose_backend, compute_capability_of
 from jaxinfer.kernels.policy import Kernels
@@ -61,6 +62,7 @@ from jaxinfer.serving.runner.engine_plan import EnginePlan
 from jaxinfer.serving.sampling.sampler import CustomSampler, LogitsProcessor
 from jaxinfer.serving.slots.adapter_datum import SLOT_OF_TOKEN
 from jaxinfer.serving.startup import memory
+from jaxinfer.serving.startup.contexts import sequences_on
 from jaxinfer.startup_report import StartupReport
 
 # Autotuning takes time and changes only the products' scratch memory, for which XLA otherwise
@@ -122,7 +124,7 @@ def plan_engine(
         mesh,
         rules,
         kernels,
-        engine_config.block_size,
+        engine_config.block_tokens,
         dtype,
         have_peer_buffers(mesh, tensor_parallel_size(mesh, rules), kernels)
         and reach_each_other(mesh),
@@ -131,6 +133,7 @@ def plan_engine(
         engine_config.count_logprobs(model_config.vocab_size),
         engine_config.logprobs_mode,
         engine_config.kv_cache_dtype,
+        sequences=sequences_on(mesh, rules),
     )
     plain = _layer_loop(context, engine_config, draft_head)
     context = replace(context, loop=inspection.loop(plain, model_config, dtype, context.axis))
@@ -147,7 +150,7 @@ def plan_engine(
         inspection,
         max_num_seqs=engine_config.max_num_seqs,
         max_num_batched_tokens=engine_config.token_budget(device.platform),
-        block_size=engine_config.block_size,
+        block_size=engine_config.block_tokens,
         platform=device.platform,
         num_decode_steps=engine_config.decode_steps(device.platform, weight_bytes),
         weight_bytes=weight_bytes,
@@ -163,14 +166,14 @@ def plan_engine(
     try:
         blocks, probes = _count_blocks(programs, buckets, engine_config, devices, first, lowering)
         blocks = fewest(blocks)
-        usable = usable_tokens(blocks, engine_config.block_size)
+        usable = usable_tokens(blocks, engine_config.block_tokens)
         if engine_config.max_model_len is None and usable < max_model_len:
             # Shorter sequences make no step larger, so that these blocks fit beside them.
             max_model_len = usable
             buckets = shapes(max_model_len=max_model_len)
         check_capacity(
             num_blocks=blocks,
-            block_size=engine_config.block_size,
+            block_size=engine_config.block_tokens,
             max_model_len=max_model_len,
             remedy=inspection.remedy(
                 _remedy(engine_config, device.platform, max_model_len), engine_config
@@ -283,7 +286,7 @@ def choose_attention(
     """
     device = mesh.local_devices[0]
     wanted = engine_config.attention_backend
-    return choose_backend(
+    backend, reason = choose_backend(
         "xla" if engine_config.eager and wanted == "auto" else wanted,
         head_dim=model_config.head_dim,
         dtype=dtype,
@@ -293,10 +296,15 @@ def choose_attention(
         compute_capability=compute_capability_of(device),
         kv_cache_dtype=engine_config.kv_cache_dtype,
     )
+    if engine_config.context_parallel_size > 1 and backend not in BACKENDS:
+        return "xla", f"{backend} can't attend over parts of a sequence"
+    return backend, reason
 
 
 def _rows_in_item(programs: Programs) -> int:
     if programs.context.kernels.backend != "mosaic":
+        return 0
+    if programs.context.rules.context is not None:
         return 0
     heads = min(layer.heads for layer in programs.cache.layers)
     return rows_in_item(programs.context.config.num_attention_heads // heads)
@@ -313,17 +321,17 @@ def _max_model_len(
         return config.max_model_len
     longest = programs.context.config.max_context_length
     if config.num_kv_blocks is not None:
-        return min(longest, (config.num_kv_blocks - 1) * config.block_size)
+        return min(longest, (config.num_kv_blocks - 1) * config.block_tokens)
     if devices[0].platform != "cpu":
         return longest
     block_bytes = programs.cache.block_bytes * len(devices)
-    fits = memory.longest_on_cpu(block_bytes=block_bytes, block_size=config.block_size)
-    return min(longest, max(fewest(fits), config.block_size))
+    fits = memory.longest_on_cpu(block_bytes=block_bytes, block_size=config.block_tokens)
+    return min(longest, max(fewest(fits), config.block_tokens))
 
 
 def _remedy(config: EngineConfig, platform: str, max_model_len: int) -> str:
     """The remedy that lets a longer sequence fit."""
-    blocks = -(-max_model_len // config.block_size) + 1
+    blocks = -(-max_model_len // config.block_tokens) + 1
     if config.num_kv_blocks is not None:
         return f"raise num_kv_blocks to {blocks}"
     if platform == "cpu":
@@ -368,7 +376,7 @@ def _count_blocks(
     free_bytes = memory.free_bytes(devices, utilization=utilization)
     if config.kv_offloading_size:
         budget = config.token_budget(devices[0].platform)
-        free_bytes -= 2 * block_bytes * staged_blocks(budget, config.block_size)
+        free_bytes -= 2 * block_bytes * staged_blocks(budget, config.block_tokens)
     tallies = [entry for entry in programs.kv if isinstance(entry, Tally)]
     free_bytes -= memory.bytes_per_device((programs.kept_slots, programs.draft_state, tallies))
     largest = largest_programs(buckets, programs.context.kernels)

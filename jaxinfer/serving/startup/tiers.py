@@ -66,7 +66,7 @@ def start_transfers(
         HostTier(num_blocks, open_files(block_bytes), pack=_pack, unpack=_unpack(row)),
         FetchPolicy(),
         row,
-        staged_blocks(config.token_budget(platform), config.block_size),
+        staged_blocks(config.token_budget(platform), config.block_tokens),
         JaxSettings.here().held,
     )
 

@@ -1,0 +1,67 @@
+"""Context parallelism at start: what it excludes, and the mesh with its axis."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from jax.sharding import Mesh
+
+from jaxinfer.config import EngineConfig
+from jaxinfer.model.config import ModelConfig
+from jaxinfer.model.sharding import ShardingRules, make_mesh, with_contexts
+from jaxinfer.serving.programs.dealt_sequences import DealtSequences
+from jaxinfer.serving.programs.sequences import Sequences
+from jaxinfer.serving.programs.steps import WHOLE_SEQUENCES
+from jaxinfer.serving.startup.model_source import ModelSource
+
+
+def check_contexts(
+    config: EngineConfig, model_config: ModelConfig, source: ModelSource, *, num_processes: int
+) -> None:
+    """Refuse what does not go with `context_parallel_size`, as far as the configuration can't tell.
+
+    Raises:
+        ValueError: names it.
+    """
+    if config.context_parallel_size == 1:
+        return
+    for what, is_there in (
+        ("a model with experts", model_config.experts is not None),
+        ("mesh", source.mesh is not None),
+        ("rules", source.rules != ShardingRules()),
+        ("capture or intervention", source.inspection.is_wanted),
+        ("an engine of several processes", num_processes > 1),
+    ):
+        if is_there:
+            raise ValueError(
+                f"context_parallel_size does not go with {what}; leave context_parallel_size out"
+            )
+
+
+def make_context_mesh(config: EngineConfig, available: Sequence[Any]) -> Mesh:
+    """A mesh of the axis ``tensor`` with the devices of all contexts.
+
+    Raises:
+        ValueError: there are fewer; gives both numbers.
+    """
+    wanted = config.context_parallel_size * config.tensor_parallel_size
+    if wanted > len(available):
+        raise ValueError(
+            f"context_parallel_size {config.context_parallel_size} x tensor_parallel_size "
+            f"{config.tensor_parallel_size} needs {wanted} devices, and there are "
+            f"{len(available)} {available[0].platform} devices; lower one of them"
+        )
+    return make_mesh(wanted, available)
+
+
+def choose_contexts(
+    config: EngineConfig, mesh: Mesh, rules: ShardingRules
+) -> tuple[Mesh, ShardingRules]:
+    """The mesh and the rules with as many contexts as `config` asks for."""
+    return with_contexts(mesh, rules, config.context_parallel_size)
+
+
+def sequences_on(mesh: Mesh, rules: ShardingRules) -> Sequences:
+    """How the tokens of sequences lie on these devices."""
+    if rules.context is None:
+        return WHOLE_SEQUENCES
+    return DealtSequences(rules.context, mesh.shape[rules.context])
