@@ -10,10 +10,10 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from jaxinfer.kernels.attention.pages import PagedRows, Pages, PartialAttend, Scoring
-from jaxinfer.kernels.implementations import module_of
+from jaxinfer.kernels.implementations import MODULES, module_of
 from jaxinfer.kernels.policy import XLA, Kernels
 
-BACKENDS = ("mosaic", "xla")
+BACKENDS = tuple(name for name, modules in MODULES.items() if "partial_decode" in modules)
 """The implementations that attend over parts."""
 
 # In the place of minus infinity, so that no difference of two is NaN.
@@ -44,11 +44,16 @@ def partial_attention(
 
     Returns:
         Normalised outputs, in float32 or in q's dtype, and base-2 logarithms of the sums of the
-        exponentials of the scores, float32. A query without keys has zeros and minus infinity.
+        exponentials of the scores, float32. A query without keys has zeros, and -1e30 or less.
     """
-    op = "decode" if rows.cu_seqlens_q is None else "prefill"
-    attend: PartialAttend = getattr(module_of(kernels.backend, op), f"partial_{op}_attention")
-    return attend(q, pages, rows, Scoring(scale))
+    scoring = Scoring(scale)
+    if rows.cu_seqlens_q is None:
+        decode: PartialAttend = module_of(
+            kernels.backend, "partial_decode"
+        ).partial_decode_attention
+        return decode(q, pages, rows, scoring)
+    prefill: PartialAttend = module_of(kernels.backend, "partial_prefill").partial_prefill_attention
+    return prefill(q, pages, rows, scoring)
 
 
 @jax.named_scope("attention")

@@ -1,31 +1,31 @@
 """Context parallelism: the tokens of each sequence are dealt to the devices of a mesh axis in turn.
 
 Position ``p`` lies on device ``p % C`` of the axis, as its key ``p // C``. A block of the host
-counts ``C * S`` tokens, so that slot ``s`` of a step, ``block * C * S + offset``, is slot ``s // C``
-of device ``s % C``: the same block id names a page of S tokens on every device, and block tables
-are those of an engine on one device.
+counts ``C * S`` tokens, so that slot ``s`` of a step, ``block * C * S + offset``, is slot
+``s // C`` of device ``s % C``: the same block id names a page of S tokens on every device, and
+block tables are those of an engine on one device.
 
 Prefill: the step's packed tokens are dealt in turn, too. Each device projects its own, then has the
 projections of all (`all_gather`), writes the keys and values that are its own to lie, attends with
 all queries over its own keys, and gets back the parts of its queries (`all_to_all`), which it puts
 together (`partial.merged`). Of a row, one device's tokens have positions that are C apart, so that
-each sees one key more than the one before it on every device: to the kernel they are a row of
-its own with the ordinary causal mask (striped attention, Brandon et al. 2023, arXiv:2311.09431), and
+each sees one key more than the one before it on every device: to the kernel they are a row of their
+own with the ordinary causal mask (striped attention, Brandon et al. 2023, arXiv:2311.09431), and
 all devices have equally much to do.
 
 Decoding: every device computes all rows, attends over its own keys, and all exchange the parts.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, Int32
 
 from jaxinfer.kernels.attention.pages import PagedRows, Pages
 from jaxinfer.kernels.attention.partial import merged, partial_attention
+from jaxinfer.kernels.collectives.gather import gather_parts
 from jaxinfer.kernels.collectives.tensor_axis import TensorAxis
 from jaxinfer.model.layers.context import Rotation
 from jaxinfer.serving.programs import steps
@@ -39,10 +39,12 @@ class DealtSequences:
     Attributes:
         axis: the mesh axis's name.
         size: C, its length.
+        exchange: the axis with a program's peer buffers; None outside of one.
     """
 
     axis: str
     size: int
+    exchange: TensorAxis | None = None
 
     def run_layers(
         self,
@@ -50,7 +52,7 @@ class DealtSequences:
         kv: steps.KVCache,
         tokens: StepInputs,
         context: steps.StepContext,
-        axis: TensorAxis | None,
+        peers: Int32[Array, "one C 2"] | None,
         *,
         max_query_len: int | None = None,
         last_rows: Int32[Array, " B"] | None = None,
@@ -61,9 +63,11 @@ class DealtSequences:
         rank = lax.axis_index(self.axis)
         if max_query_len == 1:
             dealt = own_keys(tokens, self.size, rank)
-            return steps.run_layers(params, kv, dealt, context, axis, max_query_len=1)
+            exchange = TensorAxis(self.axis, self._own_peers(context, peers))
+            context = replace(context, sequences=replace(self, exchange=exchange))
+            return steps.run_layers(params, kv, dealt, context, peers, max_query_len=1)
         dealt = deal(tokens, self.size, rank)
-        kv, x = steps.run_layers(params, kv, dealt, context, axis)
+        kv, x = steps.run_layers(params, kv, dealt, context, peers)
         if last_rows is None:
             return kv, self._undealt(x)[: tokens.positions.shape[0]]
         return kv, self._rows(x, last_rows, rank)
@@ -91,12 +95,16 @@ class DealtSequences:
         cu_seqlens = None if decodes else tokens.cu_seqlens
         rows = PagedRows(tokens.context_lens, tokens.block_tables, cu_seqlens)
         parts = partial_attention(q, pages, rows, scale=config.head_dim**-0.5, kernels=kernels)
-        exchange = self._of_all if decodes else self._of_own
-        return merged(*map(exchange, parts)).astype(q.dtype), pages
+        if self.exchange is None:
+            parts = [self._of_own(part) for part in parts]
+        else:
+            parts = gather_parts(*parts, self.exchange, q.dtype)
+        return merged(*parts).astype(q.dtype), pages
 
-    def _of_all(self, part: Float[Array, "B *rest"]) -> Float[Array, "C B *rest"]:
-        """The parts of all devices, on each of them."""
-        return lax.all_gather(part, self.axis)
+    @staticmethod
+    def _own_peers(context: steps.StepContext, peers: Array | None) -> Array | None:
+        """The peer buffers, if they are this axis's and not the tensor axis's."""
+        return None if peers is None or context.axis is not None else peers[0]
 
     def _of_own(self, part: Float[Array, "T *rest"]) -> Float[Array, "C t *rest"]:
         """The parts of all devices, of this one's tokens."""
@@ -138,7 +146,7 @@ def deal(tokens: StepInputs, size: int, rank: Array) -> StepInputs:
         device ``[T]``. And rows for the attention kernel ``[C * (B + 1)]``: for each device its
         tokens of every row, and its padding.
     """
-    T, B = tokens.positions.shape[0], tokens.context_lens.shape[0]
+    T = tokens.positions.shape[0]
     padded = -(-T // size) * size
 
     def by_device(array: Int32[Array, " T"]) -> Int32[Array, "C t"]:

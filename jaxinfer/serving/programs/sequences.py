@@ -1,5 +1,6 @@
 """How the tokens of sequences lie on the devices, as a value of the step."""
 
+from collections.abc import Callable
 from typing import Any, Protocol, runtime_checkable
 
 import jax
@@ -14,10 +15,12 @@ class Sequences(Protocol):
     Both functions have the signatures of those of `steps.py` with their names.
     """
 
-    def run_layers(self, *args: Any, **options: Any) -> tuple[tuple[Any, ...], jax.Array]:
+    @property
+    def run_layers(self) -> Callable[..., tuple[tuple[Any, ...], jax.Array]]:
         """The pages, and the residual stream of the wanted tokens on every device."""
         ...
 
-    def write_and_attend(self, *args: Any) -> tuple[jax.Array, Pages]:
+    @property
+    def write_and_attend(self) -> Callable[..., tuple[jax.Array, Pages]]:
         """Attention of the tokens that this device computes; and the pages with keys and values."""
         ...

@@ -178,9 +178,9 @@ def prefill_step(
     token_ids = jnp.where(batch.token_ids < 0, in_flight, batch.token_ids)
     ends = jnp.maximum(batch.cu_seqlens[1:] - 1, 0)
     tokens = batch.for_layers()._replace(token_ids=token_ids)
-    axis, last_rows = context.tensor_axis(peers), None if shape.all_tokens else ends
+    last_rows = None if shape.all_tokens else ends
     options: dict[str, Any] = {"last_rows": last_rows, "part_sizes": part_sizes}
-    kv, x = context.sequences.run_layers(params, kv, tokens, context, axis, **options)
+    kv, x = context.sequences.run_layers(params, kv, tokens, context, peers, **options)
     last = x.at[ends].get(mode="clip") if shape.all_tokens else x
     rows = SampledRows(batch.slots, token_ids.at[ends].get(mode="clip"), batch.sampling)
     hidden = context.architecture.final_hidden(params, last, context.config)
@@ -211,7 +211,7 @@ def feed_last_tokens(
         slot_mapping=slot_mapping,
         cu_seqlens=cu_seqlens,
     )
-    given = (params, kv, tokens, context, context.tensor_axis(peers))
+    given = (params, kv, tokens, context, peers)
     kv, x = context.sequences.run_layers(*given, max_query_len=1)
     return kv, context.architecture.final_hidden(params, x, context.config), token_ids
 
@@ -246,7 +246,7 @@ def run_layers(
     kv: KVCache,
     tokens: StepInputs,
     context: StepContext,
-    axis: TensorAxis | None,
+    peers: Int32[Array, "one N 2"] | None,
     *,
     max_query_len: int | None = None,
     last_rows: Int32[Array, " B"] | None = None,
@@ -257,7 +257,7 @@ def run_layers(
     With `last_rows`, only these tokens leave the last layer: the last of each row. With
     `part_sizes`, parts of these numbers of tokens go through the layers in turn (`token_parts.py`).
     """
-    config, model = context.config, context.architecture
+    config, model, axis = context.config, context.architecture, context.tensor_axis(peers)
     parts, sums = [tokens], axis
     if part_sizes and axis is not None:  # sums of parts do not depend on each other
         parts, sums = cut(tokens, part_sizes), axis.alone()

@@ -7,7 +7,12 @@ from jax.sharding import Mesh
 
 from jaxinfer.config import EngineConfig
 from jaxinfer.model.config import ModelConfig
-from jaxinfer.model.sharding import ShardingRules, make_mesh, with_contexts
+from jaxinfer.model.sharding import (
+    ShardingRules,
+    make_mesh,
+    tensor_parallel_size,
+    with_contexts,
+)
 from jaxinfer.serving.programs.dealt_sequences import DealtSequences
 from jaxinfer.serving.programs.sequences import Sequences
 from jaxinfer.serving.programs.steps import WHOLE_SEQUENCES
@@ -65,3 +70,9 @@ def sequences_on(mesh: Mesh, rules: ShardingRules) -> Sequences:
     if rules.context is None:
         return WHOLE_SEQUENCES
     return DealtSequences(rules.context, mesh.shape[rules.context])
+
+
+def num_exchanging(mesh: Mesh, rules: ShardingRules) -> int:
+    """Devices along the one axis that steps exchange small arrays over."""
+    size = tensor_parallel_size(mesh, rules)
+    return size if size > 1 or rules.context is None else mesh.shape[rules.context]

@@ -53,6 +53,7 @@ from jaxinfer.serving.sampling.sampler import (
     check_logits_processor,
     check_sampler,
 )
+from jaxinfer.serving.startup.contexts import check_contexts, choose_contexts
 from jaxinfer.serving.startup.draft_head import read_head_of
 from jaxinfer.serving.startup.engine_start import (
     StartSettings,
@@ -60,7 +61,6 @@ from jaxinfer.serving.startup.engine_start import (
     compile_ahead,
     start_engine,
 )
-from jaxinfer.serving.startup.contexts import check_contexts, choose_contexts
 from jaxinfer.serving.startup.expert_groups import choose_expert_groups, choose_slots
 from jaxinfer.serving.startup.files import SharedFiles
 from jaxinfer.serving.startup.mesh import announce_devices, choose_mesh, mesh_of

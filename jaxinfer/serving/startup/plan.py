@@ -21,7 +21,7 @@ from jaxinfer.kernels.policy import Kernels
 from jaxinfer.model.architecture import activation_dtype
 from jaxinfer.model.config import ModelConfig
 from jaxinfer.model.draft_head.head_config import HeadConfig
-from jaxinfer.model.sharding import ShardingRules, tensor_parallel_size
+from jaxinfer.model.sharding import ShardingRules
 from jaxinfer.planning.blocks import (
     blocks_on_devices,
     check_capacity,
@@ -62,7 +62,7 @@ from jaxinfer.serving.runner.engine_plan import EnginePlan
 from jaxinfer.serving.sampling.sampler import CustomSampler, LogitsProcessor
 from jaxinfer.serving.slots.adapter_datum import SLOT_OF_TOKEN
 from jaxinfer.serving.startup import memory
-from jaxinfer.serving.startup.contexts import sequences_on
+from jaxinfer.serving.startup.contexts import num_exchanging, sequences_on
 from jaxinfer.startup_report import StartupReport
 
 # Autotuning takes time and changes only the products' scratch memory, for which XLA otherwise
@@ -126,8 +126,7 @@ def plan_engine(
         kernels,
         engine_config.block_tokens,
         dtype,
-        have_peer_buffers(mesh, tensor_parallel_size(mesh, rules), kernels)
-        and reach_each_other(mesh),
+        have_peer_buffers(mesh, num_exchanging(mesh, rules), kernels) and reach_each_other(mesh),
         logits_processor,
         sampler,
         engine_config.count_logprobs(model_config.vocab_size),

@@ -146,7 +146,22 @@ def paged_decode_attention(
     config = config or choose_config(
         B, K, W * S, head_bytes=4 * D * N, is_narrow=pages_format.is_narrow
     )
-    tiling = Tiling(config.block_kv, S, W)
+    out = attend_splits(q, pages, rows, scoring, config)
+    if len(out) == 1:
+        return out[0][: B * H].reshape(B, H, D)
+    partial, log_sums = out
+    return combine_splits(partial, log_sums, config.num_splits, B=B, H=H, dtype=q.dtype)
+
+
+def attend_splits(
+    q: Float[Array, "B H D"], pages: Pages, rows: PagedRows, scoring: Scoring, config: DecodeConfig
+) -> tuple[jax.Array, ...]:
+    """The rows' results ``[B * H, D]``, or all that `combine_splits` takes of several splits."""
+    B, H, D = q.shape
+    S, K = pages.k.shape[1:3]
+    N = columns_of(H // K)
+    pages_format = PageFormat(jnp.dtype(pages.k.dtype), jnp.dtype(q.dtype))
+    tiling = Tiling(config.block_kv, S, rows.block_tables.shape[1])
     problem = _Problem(H, K, D, N, tiling, config, scoring.window, scoring.scale, pages_format)
     queries = q.reshape(B * H, D)
     padding = -queries.shape[0] % 8
@@ -156,13 +171,9 @@ def paged_decode_attention(
     shapes = tuple(jax.ShapeDtypeStruct(arg.shape, arg.dtype) for arg in args)
     # Built for these shapes alone: all of an engine's programs share it, and lowering it takes
     # long.
-    out = call_built_for(
+    return call_built_for(
         _launch, problem, shapes, args, _out_type(problem, shapes), name="paged_decode_attention"
     )
-    if not problem.leaves_partials:
-        return out[0][: B * H].reshape(B, H, D)
-    partial, log_sums = out
-    return combine_splits(partial, log_sums, config.num_splits, B=B, H=H, dtype=q.dtype)
 
 
 def _check_sharing(rows: int, group: int, window: int | None, config: DecodeConfig | None) -> None:
