@@ -53,15 +53,19 @@ def paged_prefill_attention(
     Rows of one query (decoding rows in a mixed step) take the decode path, where a row costs one
     query and not a block of them; longer rows are cut into blocks of queries.
     """
-    return _prefill(q, pages, rows, scoring, paged_decode_attention, _attend, jnp.zeros_like(q))
+    return _prefill(q, pages, rows, scoring, paged_decode_attention, _attend, jnp.zeros_like)
 
 
 def partial_prefill_attention(
     q: Float[Array, "T H D"], pages: Pages, rows: PagedRows, scoring: Scoring
 ) -> tuple[Float[Array, "T H D"], Float[Array, "T H"]]:
     """The same over a part of each row's keys; see `PartialAttend`."""
-    nothing = jnp.zeros(q.shape, jnp.float32), jnp.full(q.shape[:2], -jnp.inf, jnp.float32)
-    return _prefill(q, pages, rows, scoring, partial_decode_attention, _attend_partly, nothing)
+    return _prefill(q, pages, rows, scoring, partial_decode_attention, _attend_partly, _nothing)
+
+
+def _nothing(q: Float[Array, "T H D"]) -> tuple[Float[Array, "T H D"], Float[Array, "T H"]]:
+    """The results of queries without keys."""
+    return jnp.zeros(q.shape, jnp.float32), jnp.full(q.shape[:2], -jnp.inf, jnp.float32)
 
 
 def partial_decode_attention(
@@ -82,9 +86,9 @@ def _prefill(
     scoring: Scoring,
     decode: Callable[..., Any],
     attend: Callable[..., Any],
-    out: Any,
+    nothing: Callable[[Array], Any],
 ) -> Any:
-    """The results of `decode` and of `attend`, in the places of their tokens in `out`."""
+    """The results of `decode` and `attend` in the places of their tokens, and of `nothing` else."""
     T = q.shape[0]
     context_lens, block_tables, cu_seqlens_q = rows
     assert cu_seqlens_q is not None
@@ -98,7 +102,7 @@ def _prefill(
         scoring,
     )
     # Index T is out of range on purpose: mode="drop" discards the rows.
-    out = _placed(out, jnp.where(single, starts, T), decoded)
+    out = _placed(nothing(q), jnp.where(single, starts, T), decoded)
     pieces = cut_pages(pages, _CHUNK)
     tables = _pad_tables(block_tables, pages.k.shape[1])
     block_ends = jnp.cumsum(jnp.where(single, 0, -(-lens // _QUERY_BLOCK)))
