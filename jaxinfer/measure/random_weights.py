@@ -14,7 +14,7 @@ from jaxinfer.kernels.fp8 import FP8, saturated
 from jaxinfer.model.architecture import abstract_params
 from jaxinfer.model.config import ModelConfig
 from jaxinfer.model.quantized.quantization import SCALE, with_scheme
-from jaxinfer.model.sharding import make_mesh
+from jaxinfer.model.sharding import ShardingRules, make_mesh, with_contexts
 from jaxinfer.planning.named_shapes import shape_config
 from jaxinfer.serving.replicas.meshes import make_replica_mesh
 
@@ -51,8 +51,12 @@ def random_weights(model_shape: str, arguments: dict[str, Any]) -> dict[str, Any
         config, done = with_scheme(config, settings.quantization), {"quantization": None}
     # On a CPU, speed is measured in float32, the dtype served there.
     dtype = settings.resolve_dtype(config.dtype, jax.default_backend())
-    replicas, devices_each = settings.data_parallel_size, settings.tensor_parallel_size
-    mesh = make_mesh(devices_each) if replicas == 1 else make_replica_mesh(replicas, devices_each)
+    replicas, contexts = settings.data_parallel_size, settings.context_parallel_size
+    devices_each = settings.tensor_parallel_size
+    if replicas == 1:
+        mesh, _ = with_contexts(make_mesh(devices_each * contexts), ShardingRules(), contexts)
+    else:
+        mesh = make_replica_mesh(replicas, devices_each)
     return {"params": random_params(config, dtype, mesh), "config": config, "mesh": mesh, **done}
 
 

@@ -159,7 +159,7 @@ def with_contexts(
     """The same devices with an axis of context parallelism outermost, and the rules that say so.
 
     Args:
-        mesh: of the axis ``tensor`` alone.
+        mesh: of the axis ``tensor`` alone, or of both.
         rules: put nothing on the new axis.
         num_contexts: C, a divisor of the axis's length; with 1 nothing changes.
     """

@@ -89,6 +89,8 @@ class Timing:
         kv_cache_dtype: of keys and values in the cache.
         pools: prompts are read alone, and no token goes through the head.
         num_groups: of the devices, that have whole experts.
+        num_contexts: groups of these devices that tokens are dealt to; what they exchange is not
+            counted.
     """
 
     shape: ModelShape
@@ -98,6 +100,7 @@ class Timing:
     kv_cache_dtype: KVCacheDType = "auto"
     pools: bool = False
     num_groups: int = 1
+    num_contexts: int = 1
 
     @property
     def is_expected(self) -> bool:
@@ -107,6 +110,8 @@ class Timing:
         with the weights and the cache that the recorded runs had.
         """
         if self.kv_cache_dtype != "auto" or self.shape.quantization is not None:
+            return False
+        if self.num_contexts > 1:
             return False
         return self.shape.is_measured and (self.num_devices == 1 or self.chip.linked)
 
@@ -124,7 +129,7 @@ class Timing:
 
     def decode_step(self, rows: int, context: int) -> Time:
         """A step of `rows` sequences of `context` tokens each: TPOT."""
-        tokens = rows * context
+        tokens = -(-rows * context // self.num_contexts)
         return self._time(
             decode_step_floor_s(self.cost, self.chip, rows, tokens),
             expected_decode_s(
@@ -141,7 +146,7 @@ class Timing:
         """A prefill of `rows` prompts of `context` tokens: TTFT of the last one."""
         lengths = [context] * rows
         return self._time(
-            prefill_floor_s(self.cost, self.chip, lengths),
+            prefill_floor_s(self.cost, self.chip, lengths) / self.num_contexts,
             expected_prefill_s(
                 prefill_floor_s(self.cost, reachable(self.chip), lengths),
                 tokens=rows * context,
@@ -149,7 +154,7 @@ class Timing:
                 num_devices=self.num_devices,
                 overheads=recorded_overheads(),
             ),
-            busy_s=prefill_flops(self.cost, lengths) / self.chip.flops_per_s,
+            busy_s=prefill_flops(self.cost, lengths) / self.num_contexts / self.chip.flops_per_s,
         )
 
     def _time(self, floor_s: float, expected_s: float, *, busy_s: float) -> Time:

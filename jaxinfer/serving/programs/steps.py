@@ -33,7 +33,7 @@ from jaxinfer.model.layers.context import LayerContext, LayerStep, Parts, Rotati
 from jaxinfer.model.sharding import ShardingRules, tensor_parallel_size
 from jaxinfer.serving.programs.layer_loop import LayerLoop
 from jaxinfer.serving.programs.layout import DecodeShape, PrefillShape, SampledRows
-from jaxinfer.serving.programs.sequences import Sequences
+from jaxinfer.serving.programs.sequences.sequences import Sequences
 from jaxinfer.serving.programs.step_inputs import StepInputs
 from jaxinfer.serving.programs.token_parts import cut
 from jaxinfer.serving.sampling.custom import CustomSampler, LogitsProcessor

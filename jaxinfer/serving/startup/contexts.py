@@ -8,13 +8,15 @@ from jax.sharding import Mesh
 from jaxinfer.config import EngineConfig
 from jaxinfer.model.config import ModelConfig
 from jaxinfer.model.sharding import (
+    CONTEXT_AXIS,
+    TENSOR_AXIS,
     ShardingRules,
     make_mesh,
     tensor_parallel_size,
     with_contexts,
 )
-from jaxinfer.serving.programs.dealt_sequences import DealtSequences
-from jaxinfer.serving.programs.sequences import Sequences
+from jaxinfer.serving.programs.sequences.dealt_sequences import DealtSequences
+from jaxinfer.serving.programs.sequences.sequences import Sequences
 from jaxinfer.serving.programs.steps import WHOLE_SEQUENCES
 from jaxinfer.serving.startup.model_source import ModelSource
 
@@ -31,7 +33,6 @@ def check_contexts(
         return
     for what, is_there in (
         ("a model with experts", model_config.experts is not None),
-        ("mesh", source.mesh is not None),
         ("rules", source.rules != ShardingRules()),
         ("capture or intervention", source.inspection.is_wanted),
         ("an engine of several processes", num_processes > 1),
@@ -56,6 +57,21 @@ def make_context_mesh(config: EngineConfig, available: Sequence[Any]) -> Mesh:
             f"{len(available)} {available[0].platform} devices; lower one of them"
         )
     return make_mesh(wanted, available)
+
+
+def check_context_mesh(config: EngineConfig, mesh: Mesh) -> None:
+    """Refuse a caller's mesh, or that of its parameters, without the axis of contexts.
+
+    Raises:
+        ValueError: names the axes that it must have.
+    """
+    size, axes = config.context_parallel_size, (CONTEXT_AXIS, TENSOR_AXIS)
+    if size > 1 and (mesh.axis_names != axes or mesh.shape[CONTEXT_AXIS] != size):
+        raise ValueError(
+            f"context_parallel_size {size} needs a mesh of the axes {CONTEXT_AXIS!r} ({size} long) "
+            f"and {TENSOR_AXIS!r}, not {dict(mesh.shape)}; leave mesh out, with params on one "
+            "device or on the host"
+        )
 
 
 def choose_contexts(

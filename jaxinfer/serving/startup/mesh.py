@@ -10,7 +10,7 @@ from jaxinfer.config import EngineConfig
 from jaxinfer.model.sharding import make_mesh, spans_processes, tensor_parallel_size
 from jaxinfer.serving.processes.group import ProcessGroup
 from jaxinfer.serving.replicas.meshes import make_replica_mesh, num_replicas
-from jaxinfer.serving.startup.contexts import make_context_mesh
+from jaxinfer.serving.startup.contexts import check_context_mesh, make_context_mesh
 from jaxinfer.serving.startup.model_source import ModelSource
 
 
@@ -31,11 +31,7 @@ def choose_mesh(config: EngineConfig, source: ModelSource) -> Mesh:
             return make_mesh(devices_each, devices)
         return make_replica_mesh(replicas, devices_each, devices)
     _check_processes(mesh)
-    if config.context_parallel_size > 1:
-        raise ValueError(
-            "context_parallel_size takes params on one device or on the host, and these lie on a "
-            "mesh; move them, or leave context_parallel_size out"
-        )
+    check_context_mesh(config, mesh)
     size = tensor_parallel_size(mesh, source.rules)
     if devices_each not in (1, size):
         raise ValueError(
