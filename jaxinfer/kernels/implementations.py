@@ -12,8 +12,7 @@ from typing import Literal
 from jaxinfer.kernels.choice import Backend
 
 Product = Literal["small", "medium", "medium_codes", "large", "experts"]
-Attention = Literal["decode", "prefill", "partial_decode", "partial_prefill", "norm_rope_write"]
-Op = Literal[Attention, Product, "add_norm", "silu_mul", "all_reduce"]
+Op = Literal["decode", "prefill", "norm_rope_write", Product, "add_norm", "silu_mul", "all_reduce"]
 
 _XLA: Mapping[Op, str] = {
     "decode": "jaxinfer.kernels.attention.xla",
@@ -24,8 +23,6 @@ MODULES: Mapping[Backend, Mapping[Op, str]] = {
     "mosaic": {
         "decode": "jaxinfer.kernels.attention.mosaic.decode",
         "prefill": "jaxinfer.kernels.attention.mosaic.prefill",
-        "partial_decode": "jaxinfer.kernels.attention.mosaic.partial_decode",
-        "partial_prefill": "jaxinfer.kernels.attention.mosaic.prefill",
         "norm_rope_write": "jaxinfer.kernels.norms.mosaic.norm_rope_write",
         "small": "jaxinfer.kernels.matmul.mosaic.small",
         "medium": "jaxinfer.kernels.matmul.mosaic.medium",
@@ -42,11 +39,7 @@ MODULES: Mapping[Backend, Mapping[Op, str]] = {
         "prefill": "jaxinfer.kernels.attention.triton.prefill",
     },
     "numba": {**_XLA, "decode": "jaxinfer.kernels.attention.numba.decode"},
-    "xla": {
-        **_XLA,
-        "partial_decode": "jaxinfer.kernels.attention.xla",
-        "partial_prefill": "jaxinfer.kernels.attention.xla",
-    },
+    "xla": _XLA,
 }
 """Every backend does attention and the page write; for ops that it lacks, `matmul/xla.py` does."""
 

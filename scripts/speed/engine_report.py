@@ -31,7 +31,8 @@ def describe_engine(llm: "LLM", model_shape: str | None) -> dict[str, Any]:
 def num_devices(llm: "LLM") -> int:
     """Devices of an engine, all replicas together."""
     config = llm.engine_config
-    return config.data_parallel_size * config.tensor_parallel_size
+    replica = config.context_parallel_size * config.tensor_parallel_size
+    return config.data_parallel_size * replica
 
 
 def speed_record(llm: "LLM", speed: Speed) -> dict[str, Any]:

@@ -14,10 +14,13 @@ import pytest
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from jaxinfer.kernels.attention.mosaic import decode, decode_tile
-from jaxinfer.kernels.attention.mosaic.combine import combine_partly, combine_splits
+from jaxinfer.kernels.attention.mosaic.combine import combine_splits
 from jaxinfer.kernels.attention.mosaic.decode import DecodeConfig, paged_decode_attention
 from jaxinfer.kernels.attention.mosaic.page_tiles import in_memory
-from jaxinfer.kernels.attention.mosaic.partial_decode import partial_decode_attention
+from jaxinfer.kernels.attention.mosaic.partial_decode import (
+    combine_partly,
+    partial_decode_attention,
+)
 from jaxinfer.kernels.attention.pages import PagedRows, Pages, Scoring
 from jaxinfer.kernels.attention.partial import merged
 from jaxinfer.kernels.norms.mosaic.norm_rope_write import norm_rope_write

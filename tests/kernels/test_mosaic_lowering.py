@@ -245,15 +245,15 @@ _PROGRAMS = {
     ),
     "partial_decode_one_row": (
         functools.partial(_partial, 1, 1, 8 * W, decodes=True),
-        {"paged_decode_attention": 1, "combine_splits": 1},
+        {"paged_decode_attention": 1, "combine_partly": 1},
     ),
     "partial_decode_many_rows": (
         functools.partial(_partial, 256, 256, 4 * W, decodes=True),
-        {"paged_decode_attention": 1, "combine_splits": 1},
+        {"paged_decode_attention": 1, "combine_partly": 1},
     ),
     "partial_decode_fp8": (
         functools.partial(_partial, 16, 16, W, _pages(FP8), decodes=True),
-        {"paged_decode_attention": 1, "combine_splits": 1},
+        {"paged_decode_attention": 1, "combine_partly": 1},
     ),
     "partial_prefill": (functools.partial(_partial, 256, B, W), {"paged_prefill_attention": 1}),
     "partial_prefill_odd_group": (

@@ -5,15 +5,26 @@ their exponentials (FlashDecoding, Dao et al. 2023). So devices that hold parts 
 each over its own, and exchange a normalised output and the logarithm of its sum for every query.
 """
 
+import importlib
+from collections.abc import Mapping
+
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from jaxinfer.kernels.attention.pages import PagedRows, Pages, PartialAttend, Scoring
-from jaxinfer.kernels.implementations import MODULES, module_of
+from jaxinfer.kernels.choice import Backend
 from jaxinfer.kernels.policy import XLA, Kernels
 
-BACKENDS = tuple(name for name, modules in MODULES.items() if "partial_decode" in modules)
+_MODULES: Mapping[Backend, tuple[str, str]] = {
+    "mosaic": (
+        "jaxinfer.kernels.attention.mosaic.partial_decode",
+        "jaxinfer.kernels.attention.mosaic.prefill",
+    ),
+    "xla": ("jaxinfer.kernels.attention.xla", "jaxinfer.kernels.attention.xla"),
+}
+"""The modules of both functions, which import no kernel that `implementations.MODULES` lacks."""
+BACKENDS = tuple(_MODULES)
 """The implementations that attend over parts."""
 
 # In the place of minus infinity, so that no difference of two is NaN.
@@ -46,14 +57,12 @@ def partial_attention(
         Normalised outputs, in float32 or in q's dtype, and base-2 logarithms of the sums of the
         exponentials of the scores, float32. A query without keys has zeros, and -1e30 or less.
     """
-    scoring = Scoring(scale)
+    decode, prefill = _MODULES[kernels.backend]
     if rows.cu_seqlens_q is None:
-        decode: PartialAttend = module_of(
-            kernels.backend, "partial_decode"
-        ).partial_decode_attention
-        return decode(q, pages, rows, scoring)
-    prefill: PartialAttend = module_of(kernels.backend, "partial_prefill").partial_prefill_attention
-    return prefill(q, pages, rows, scoring)
+        attend: PartialAttend = importlib.import_module(decode).partial_decode_attention
+    else:
+        attend = importlib.import_module(prefill).partial_prefill_attention
+    return attend(q, pages, rows, Scoring(scale))
 
 
 @jax.named_scope("attention")

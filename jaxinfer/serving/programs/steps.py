@@ -10,7 +10,7 @@ from its block pool, token ids are checked by the host or come from the sampler,
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache, partial
 from typing import Any
 
@@ -33,7 +33,6 @@ from jaxinfer.model.layers.context import LayerContext, LayerStep, Parts, Rotati
 from jaxinfer.model.sharding import ShardingRules, tensor_parallel_size
 from jaxinfer.serving.programs.layer_loop import LayerLoop
 from jaxinfer.serving.programs.layout import DecodeShape, PrefillShape, SampledRows
-from jaxinfer.serving.programs.sequences.sequences import Sequences
 from jaxinfer.serving.programs.step_inputs import StepInputs
 from jaxinfer.serving.programs.token_parts import cut
 from jaxinfer.serving.sampling.custom import CustomSampler, LogitsProcessor
@@ -65,22 +64,6 @@ EVERY_LAYER = EveryLayer()
 
 
 @dataclass(frozen=True)
-class WholeSequences:
-    """`Sequences` of which every device has all tokens."""
-
-    def run_layers(self, *args: Any, **options: Any) -> tuple[KVCache, Array]:
-        """Run `run_layers`."""
-        return run_layers(*args, **options)
-
-    def write_and_attend(self, *args: Any) -> tuple[Array, Pages]:
-        """Run `write_and_attend`."""
-        return write_and_attend(*args)
-
-
-WHOLE_SEQUENCES = WholeSequences()
-
-
-@dataclass(frozen=True)
 class StepContext:
     """Settings that are fixed for an engine's life and static in every step.
 
@@ -109,7 +92,9 @@ class StepContext:
     logprobs_mode: LogprobsMode = "processed_logprobs"
     kv_cache_dtype: KVCacheDType = "auto"
     loop: LayerLoop = EVERY_LAYER
-    sequences: Sequences = WHOLE_SEQUENCES
+    sequences: "WholeSequences" = field(
+        default_factory=lambda: WholeSequences()  # noqa: PLW0108, it is defined below
+    )
 
     @property
     def architecture(self) -> Architecture:
@@ -241,40 +226,78 @@ def decode_step(
     return kv, hidden, SampledRows(batch.slots, fed, batch.sampling).joined()
 
 
-def run_layers(
-    params: Mapping[str, Any],
-    kv: KVCache,
-    tokens: StepInputs,
-    context: StepContext,
-    peers: Int32[Array, "one N 2"] | None,
-    *,
-    max_query_len: int | None = None,
-    last_rows: Int32[Array, " B"] | None = None,
-    part_sizes: Sequence[int] = (),
-) -> tuple[KVCache, Float[Array, "_ E"]]:
-    """Embed and run every layer; each writes its keys and values before it attends.
+@dataclass(frozen=True)
+class WholeSequences:
+    """Every device has all tokens of a sequence."""
 
-    With `last_rows`, only these tokens leave the last layer: the last of each row. With
-    `part_sizes`, parts of these numbers of tokens go through the layers in turn (`token_parts.py`).
-    """
-    config, model, axis = context.config, context.architecture, context.tensor_axis(peers)
-    parts, sums = [tokens], axis
-    if part_sizes and axis is not None:  # sums of parts do not depend on each other
-        parts, sums = cut(tokens, part_sizes), axis.alone()
-    residuals = [embedded(params, part, context, sums) for part in parts]
-    rotations = [model.rotations(part.positions, config, context.dtype) for part in parts]
-    # The barrier keeps XLA from computing cosines again inside every layer.
-    rotations = jax.lax.optimization_barrier(rotations)
-    step_of = cache(lambda kind: layer_function(kind, context, axis, max_query_len))
-    return context.loop(
-        params,
-        model.layer_kinds(config),
-        kv,
-        Parts(residuals, rotations, parts),
-        lambda _, kind: step_of(kind),
-        whole=tokens,
-        last_rows=last_rows,
-    )
+    def run_layers(
+        self,
+        params: Mapping[str, Any],
+        kv: KVCache,
+        tokens: StepInputs,
+        context: StepContext,
+        peers: Int32[Array, "one N 2"] | None,
+        *,
+        max_query_len: int | None = None,
+        last_rows: Int32[Array, " B"] | None = None,
+        part_sizes: Sequence[int] = (),
+    ) -> tuple[KVCache, Float[Array, "_ E"]]:
+        """Embed and run every layer; each writes its keys and values before it attends.
+
+        With `last_rows`, only these tokens leave the last layer: the last of each row. With
+        `part_sizes`, parts of so many tokens go through the layers in turn (`token_parts.py`).
+        """
+        config, model, axis = context.config, context.architecture, context.tensor_axis(peers)
+        parts, sums = [tokens], axis
+        if part_sizes and axis is not None:  # sums of parts do not depend on each other
+            parts, sums = cut(tokens, part_sizes), axis.alone()
+        residuals = [embedded(params, part, context, sums) for part in parts]
+        rotations = [model.rotations(part.positions, config, context.dtype) for part in parts]
+        # The barrier keeps XLA from computing cosines again inside every layer.
+        rotations = jax.lax.optimization_barrier(rotations)
+        step_of = cache(lambda kind: layer_function(kind, context, axis, max_query_len))
+        return context.loop(
+            params,
+            model.layer_kinds(config),
+            kv,
+            Parts(residuals, rotations, parts),
+            lambda _, kind: step_of(kind),
+            whole=tokens,
+            last_rows=last_rows,
+        )
+
+    def write_and_attend(
+        self,
+        attention: Mapping[str, Any],
+        heads: tuple[Array, ...],
+        rotation: Rotation,
+        pages: Pages,
+        tokens: StepInputs,
+        context: StepContext,
+        max_query_len: int | None = None,
+        last_rows: Int32[Array, " B"] | None = None,
+    ) -> tuple[Float[Array, "_ H D"], Pages]:
+        """Write one layer's keys and values to the pages, then attend; returns output and pages."""
+        config, kernels = context.config, context.kernels
+        q, pages = context.architecture.write_heads(
+            attention, heads, rotation, pages, tokens.slot_mapping, config, kernels
+        )
+        cu_seqlens = tokens.cu_seqlens
+        if last_rows is not None:  # each row is one query now, as in decoding
+            q, max_query_len = q.at[last_rows].get(mode="clip"), 1
+            cu_seqlens = jnp.arange(last_rows.shape[0] + 1, dtype=jnp.int32)
+        mixed = paged_attention(
+            q,
+            pages,
+            cu_seqlens,
+            tokens.context_lens,
+            tokens.block_tables,
+            scale=config.head_dim**-0.5,
+            max_query_len=max_query_len,
+            shared=tokens.shared,
+            kernels=kernels,
+        )
+        return mixed, pages
 
 
 def layer_function(
@@ -331,36 +354,3 @@ def embedded(
         return begin(x.astype(context.dtype), kernels=kernels)
     share = model.embed_share(params, tokens.token_ids, axis)
     return begin_sum(share.astype(context.dtype), axis, kernels=kernels)
-
-
-def write_and_attend(
-    attention: Mapping[str, Any],
-    heads: tuple[Array, ...],
-    rotation: Rotation,
-    pages: Pages,
-    tokens: StepInputs,
-    context: StepContext,
-    max_query_len: int | None = None,
-    last_rows: Int32[Array, " B"] | None = None,
-) -> tuple[Float[Array, "_ H D"], Pages]:
-    """Write one layer's keys and values to the pages, then attend; returns output and pages."""
-    config, kernels = context.config, context.kernels
-    q, pages = context.architecture.write_heads(
-        attention, heads, rotation, pages, tokens.slot_mapping, config, kernels
-    )
-    cu_seqlens = tokens.cu_seqlens
-    if last_rows is not None:  # each row is one query now, as in decoding
-        q, max_query_len = q.at[last_rows].get(mode="clip"), 1
-        cu_seqlens = jnp.arange(last_rows.shape[0] + 1, dtype=jnp.int32)
-    mixed = paged_attention(
-        q,
-        pages,
-        cu_seqlens,
-        tokens.context_lens,
-        tokens.block_tables,
-        scale=config.head_dim**-0.5,
-        max_query_len=max_query_len,
-        shared=tokens.shared,
-        kernels=kernels,
-    )
-    return mixed, pages

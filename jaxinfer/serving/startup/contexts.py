@@ -16,8 +16,7 @@ from jaxinfer.model.sharding import (
     with_contexts,
 )
 from jaxinfer.serving.programs.sequences.dealt_sequences import DealtSequences
-from jaxinfer.serving.programs.sequences.sequences import Sequences
-from jaxinfer.serving.programs.steps import WHOLE_SEQUENCES
+from jaxinfer.serving.programs.steps import WholeSequences
 from jaxinfer.serving.startup.model_source import ModelSource
 
 
@@ -81,10 +80,10 @@ def choose_contexts(
     return with_contexts(mesh, rules, config.context_parallel_size)
 
 
-def sequences_on(mesh: Mesh, rules: ShardingRules) -> Sequences:
+def sequences_on(mesh: Mesh, rules: ShardingRules) -> WholeSequences:
     """How the tokens of sequences lie on these devices."""
     if rules.context is None:
-        return WHOLE_SEQUENCES
+        return WholeSequences()
     return DealtSequences(rules.context, mesh.shape[rules.context])
 
 

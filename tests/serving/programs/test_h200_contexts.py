@@ -23,7 +23,7 @@ pytestmark = [needs_plugin, pytest.mark.slow]
 
 CONFIG = shape_config("0.6b")
 LAYERS, BLOCKS, WIDTH = CONFIG.num_hidden_layers, 8192, 1024
-DECODE = {"norm_rope_write": 1, "paged_decode_attention": 1, "combine_splits": 1, "all_reduce": 1}
+DECODE = {"norm_rope_write": 1, "paged_decode_attention": 1, "combine_partly": 1, "all_reduce": 1}
 PREFILL = {"norm_rope_write": 1, "paged_prefill_attention": 1}
 
 

@@ -19,7 +19,6 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxtyping import Array, Float
 
-from jaxinfer.kernels.constants import LOG2_E
 from jaxinfer.kernels.mosaic.pages import Ref
 from jaxinfer.kernels.mosaic.rows import load_global, row_layout, store_anyhow
 
@@ -47,35 +46,9 @@ def combine_splits(
     Returns:
         `[B, H, D]`; zeros where no split saw a key.
     """
-    return _combined(partial, log_sums, num_splits, (B, H, partial.shape[2]), dtype)
-
-
-def combine_partly(
-    partial: Float[Array, "BK slots D N"],
-    log_sums: Float[Array, "BK slots N"],
-    num_splits: int,
-    *,
-    B: int,
-    H: int,
-) -> tuple[Float[Array, "B H D"], Float[Array, "B H"]]:
-    """`combine_splits` in float32, and base-2 logarithms of all splits' sums together."""
-    D = partial.shape[2]
-    both = _combined(partial, log_sums, num_splits, (B, H, 2 * D), jnp.float32)
-    return both[..., :D], both[..., D]
-
-
-def _combined(
-    partial: jax.Array,
-    log_sums: jax.Array,
-    num_splits: int,
-    shape: tuple[int, int, int],
-    dtype: jax.typing.DTypeLike,
-) -> jax.Array:
-    """Outputs `[B, H, D]`, or `[B, H, 2 D]` with as many equal logarithms behind each."""
-    B, H, _ = shape
     kernel = plgpu.kernel(
         functools.partial(_combine, num_splits, partial.shape[0] // B),
-        out_type=jax.ShapeDtypeStruct(shape, dtype),
+        out_type=jax.ShapeDtypeStruct((B, H, partial.shape[2]), dtype),
         grid=(B, H),
         grid_names=("row", "head"),
         compiler_params=plgpu.CompilerParams(approx_math=True, reduction_scratch_bytes=16384),
@@ -86,7 +59,7 @@ def _combined(
 
 def _combine(num_splits, K, partial, log_sums, out):
     H = out.shape[1]
-    slots, D = partial.shape[1:3]
+    slots = partial.shape[1]
     row, head = lax.axis_index("row"), lax.axis_index("head")
     group = H // K
     query = row * H + head
@@ -99,19 +72,11 @@ def _combine(num_splits, K, partial, log_sums, out):
     log_sum = jnp.where(written, log_sum, -jnp.inf)
     values = load_global(partial.at[(*at, slice(None), column)], layout)
     # The lower bound keeps (-inf) - (-inf) away when no split saw a key.
-    largest = jnp.maximum(log_sum.max(axis=0), -1e30)
-    weight = jnp.exp2(log_sum - largest)
+    weight = jnp.exp2(log_sum - jnp.maximum(log_sum.max(axis=0), -1e30))
     spread = lax.broadcast_in_dim(weight, values.shape, [0])
     total = jnp.maximum(weight.sum(axis=0), 1e-30)
     weighted = jnp.where(spread > 0, values * spread, 0.0).sum(axis=0)
-    result = (weighted / total).astype(out.dtype)
-    if out.shape[2] == D:
-        store_anyhow(out.at[row, head], result)
-        return
-    store_anyhow(out.at[row, head, pl.ds(0, D)], result)
-    # Without a key this is far below any logarithm of a sum.
-    together = lax.broadcast_in_dim(largest + jnp.log(total) * LOG2_E, (D,), ())
-    store_anyhow(out.at[row, head, pl.ds(D, D)], plgpu.layout_cast(together, layout.reduce(0)))
+    store_anyhow(out.at[row, head], (weighted / total).astype(out.dtype))
 
 
 def most_cluster_splits(head_bytes: int, stages: int) -> int:

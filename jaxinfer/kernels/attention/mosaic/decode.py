@@ -27,6 +27,8 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -114,7 +116,8 @@ def paged_decode_attention(
     *,
     shared: SharedPrefixes | None = None,
     config: DecodeConfig | None = None,
-) -> Float[Array, "B H D"]:
+    combine: Callable[..., Any] = combine_splits,
+) -> Any:
     """Decode attention of one query a row on Hopper; see `Attend`.
 
     Args:
@@ -123,6 +126,7 @@ def paged_decode_attention(
         shared: which rows begin with the same pages, so that these are read once; None looks at
             every row alone.
         config: tuning, without `shared`; None takes `choose_config`'s.
+        combine: replaces `combine_splits`, and gives the result where there are several.
 
     Returns:
         `[B, H, D]` in q's dtype.
@@ -146,22 +150,7 @@ def paged_decode_attention(
     config = config or choose_config(
         B, K, W * S, head_bytes=4 * D * N, is_narrow=pages_format.is_narrow
     )
-    out = attend_splits(q, pages, rows, scoring, config)
-    if len(out) == 1:
-        return out[0][: B * H].reshape(B, H, D)
-    partial, log_sums = out
-    return combine_splits(partial, log_sums, config.num_splits, B=B, H=H, dtype=q.dtype)
-
-
-def attend_splits(
-    q: Float[Array, "B H D"], pages: Pages, rows: PagedRows, scoring: Scoring, config: DecodeConfig
-) -> tuple[jax.Array, ...]:
-    """The rows' results ``[B * H, D]``, or all that `combine_splits` takes of several splits."""
-    B, H, D = q.shape
-    S, K = pages.k.shape[1:3]
-    N = columns_of(H // K)
-    pages_format = PageFormat(jnp.dtype(pages.k.dtype), jnp.dtype(q.dtype))
-    tiling = Tiling(config.block_kv, S, rows.block_tables.shape[1])
+    tiling = Tiling(config.block_kv, S, W)
     problem = _Problem(H, K, D, N, tiling, config, scoring.window, scoring.scale, pages_format)
     queries = q.reshape(B * H, D)
     padding = -queries.shape[0] % 8
@@ -171,9 +160,13 @@ def attend_splits(
     shapes = tuple(jax.ShapeDtypeStruct(arg.shape, arg.dtype) for arg in args)
     # Built for these shapes alone: all of an engine's programs share it, and lowering it takes
     # long.
-    return call_built_for(
+    out = call_built_for(
         _launch, problem, shapes, args, _out_type(problem, shapes), name="paged_decode_attention"
     )
+    if not problem.leaves_partials:
+        return out[0][: B * H].reshape(B, H, D)
+    partial, log_sums = out
+    return combine(partial, log_sums, config.num_splits, B=B, H=H, dtype=q.dtype)
 
 
 def _check_sharing(rows: int, group: int, window: int | None, config: DecodeConfig | None) -> None:

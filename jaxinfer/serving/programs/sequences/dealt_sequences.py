@@ -33,8 +33,8 @@ from jaxinfer.serving.programs.step_inputs import StepInputs
 
 
 @dataclass(frozen=True)
-class DealtSequences:
-    """`steps.WholeSequences` of a mesh with an axis that sequences are dealt over.
+class DealtSequences(steps.WholeSequences):
+    """Each device of a mesh axis has some of the tokens of every sequence.
 
     Attributes:
         axis: the mesh axis's name.
@@ -58,16 +58,16 @@ class DealtSequences:
         last_rows: Int32[Array, " B"] | None = None,
         part_sizes: Any = (),
     ) -> tuple[steps.KVCache, Float[Array, "_ E"]]:
-        """`steps.run_layers`; rows leave all layers before the wanted ones are chosen."""
+        """As of `steps.WholeSequences`; rows leave all layers before the wanted ones are chosen."""
         del part_sizes  # the tokens are in parts already
         rank = lax.axis_index(self.axis)
         if max_query_len == 1:
             dealt = own_keys(tokens, self.size, rank)
             exchange = TensorAxis(self.axis, self._own_peers(context, peers))
             context = replace(context, sequences=replace(self, exchange=exchange))
-            return steps.run_layers(params, kv, dealt, context, peers, max_query_len=1)
+            return super().run_layers(params, kv, dealt, context, peers, max_query_len=1)
         dealt = deal(tokens, self.size, rank)
-        kv, x = steps.run_layers(params, kv, dealt, context, peers)
+        kv, x = super().run_layers(params, kv, dealt, context, peers)
         if last_rows is None:
             return kv, self._undealt(x)[: tokens.positions.shape[0]]
         return kv, self._rows(x, last_rows, rank)
@@ -83,7 +83,7 @@ class DealtSequences:
         max_query_len: int | None = None,
         last_rows: Int32[Array, " B"] | None = None,
     ) -> tuple[Float[Array, "_ H D"], Pages]:
-        """`steps.write_and_attend` of this device's tokens, over the keys of all devices."""
+        """As of `steps.WholeSequences`: of this device's tokens, over the keys of all devices."""
         assert last_rows is None
         config, kernels = context.config, context.kernels
         decodes = max_query_len == 1
