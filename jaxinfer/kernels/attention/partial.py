@@ -5,26 +5,16 @@ their exponentials (FlashDecoding, Dao et al. 2023). So devices that hold parts 
 each over its own, and exchange a normalised output and the logarithm of its sum for every query.
 """
 
-import importlib
-from collections.abc import Mapping
-
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from jaxinfer.kernels.attention import xla
 from jaxinfer.kernels.attention.pages import PagedRows, Pages, PartialAttend, Scoring
 from jaxinfer.kernels.choice import Backend
 from jaxinfer.kernels.policy import XLA, Kernels
 
-_MODULES: Mapping[Backend, tuple[str, str]] = {
-    "mosaic": (
-        "jaxinfer.kernels.attention.mosaic.partial_decode",
-        "jaxinfer.kernels.attention.mosaic.prefill",
-    ),
-    "xla": ("jaxinfer.kernels.attention.xla", "jaxinfer.kernels.attention.xla"),
-}
-"""The modules of both functions, which import no kernel that `implementations.MODULES` lacks."""
-BACKENDS = tuple(_MODULES)
+BACKENDS = ("mosaic", "xla")
 """The implementations that attend over parts."""
 
 # In the place of minus infinity, so that no difference of two is NaN.
@@ -56,13 +46,24 @@ def partial_attention(
     Returns:
         Normalised outputs, in float32 or in q's dtype, and base-2 logarithms of the sums of the
         exponentials of the scores, float32. A query without keys has zeros, and -1e30 or less.
+
+    Raises:
+        ValueError: the backend is none of these; an engine never chooses such a one.
     """
-    decode, prefill = _MODULES[kernels.backend]
-    if rows.cu_seqlens_q is None:
-        attend: PartialAttend = importlib.import_module(decode).partial_decode_attention
-    else:
-        attend = importlib.import_module(prefill).partial_prefill_attention
+    decode, prefill = _functions(kernels.backend)
+    attend = decode if rows.cu_seqlens_q is None else prefill
     return attend(q, pages, rows, Scoring(scale))
+
+
+def _functions(backend: Backend) -> tuple[PartialAttend, PartialAttend]:
+    """The functions of a backend, for decoding and for prefills."""
+    if backend == "mosaic":  # it imports GPU-only packages, so it loads when it is first chosen
+        from jaxinfer.kernels.attention.mosaic import partial_decode, prefill
+
+        return partial_decode.partial_decode_attention, prefill.partial_prefill_attention
+    if backend == "xla":
+        return xla.partial_decode_attention, xla.partial_prefill_attention
+    raise ValueError(f"{backend} can't attend over parts; take one of {', '.join(BACKENDS)}")
 
 
 @jax.named_scope("attention")
