@@ -44,6 +44,7 @@ _RANGES: Mapping[str, tuple[float, float]] = {
     "kv_offloading_disk_size": (0.0, 1e9),
     "tensor_parallel_size": (1, 4096),
     "pipeline_parallel_size": (1, 4096),
+    "context_parallel_size": (1, 4096),
     "data_parallel_size": (1, 4096),
     "prefill_replicas": (0, 4095),
     "expert_parallel_size": (1, 4096),
@@ -162,6 +163,10 @@ class EngineConfig:
             `tensor_parallel_size` devices of its own, for models that fit no fewer: a token takes
             as long as on the devices of one stage, and as many batches run at once as there are
             stages.
+        context_parallel_size: devices, each with all weights, that the tokens of every sequence are
+            dealt to in turn, a power of two: long prompts are read sooner, and so many times as
+            many tokens fit. With `tensor_parallel_size` so many groups of devices. A KV block then
+            counts `block_size` tokens on each of them.
         data_parallel_size: replicas of the model, each on `tensor_parallel_size` devices of its
             own, behind one queue; sizes and limits here are per replica.
         prefill_replicas: of `data_parallel_size`, so many compute prompts alone, and hand their KV
@@ -243,6 +248,7 @@ class EngineConfig:
     online: bool = False
     tensor_parallel_size: int = 1
     pipeline_parallel_size: int = 1
+    context_parallel_size: int = 1
     data_parallel_size: int = 1
     prefill_replicas: int = 0
     enable_expert_parallel: bool = False
@@ -286,6 +292,7 @@ class EngineConfig:
                 check: Any = check_real if isinstance(_RANGES[name][0], float) else check_integer
                 object.__setattr__(self, name, check(name, value, *_RANGES[name]))
         self._check_experts()
+        self._check_contexts()
         self._check_adapters()
         self._check_pipeline()
         if self.prefill_replicas:
@@ -296,11 +303,13 @@ class EngineConfig:
             raise ValueError("skip_tokenizer_init and tokenizer exclude each other; leave one out")
         if self.block_size & (self.block_size - 1):
             raise ValueError(f"block_size must be a power of two, got {self.block_size}")
-        if self.num_kv_blocks is not None and self.num_kv_blocks > max_kv_blocks(self.block_size):
+        most = max_kv_blocks(self.block_tokens)
+        if self.num_kv_blocks is not None and self.num_kv_blocks > most:
+            size = "block_size" + " x context_parallel_size" * (self.context_parallel_size > 1)
             raise ValueError(
-                f"num_kv_blocks ({self.num_kv_blocks}) times block_size ({self.block_size}) must "
+                f"num_kv_blocks ({self.num_kv_blocks}) times {size} ({self.block_tokens}) must "
                 "be below 2**31, for places in the KV cache are int32; set num_kv_blocks to at "
-                f"most {max_kv_blocks(self.block_size)}"
+                f"most {most}"
             )
         budget = self.max_num_batched_tokens
         if budget is not None and budget < self.max_num_seqs:
@@ -361,6 +370,32 @@ class EngineConfig:
             if getattr(self, name) not in (None, False) and not getattr(self, needed):
                 raise ValueError(f"{name} needs {needed}=True; add that, or leave {name} out")
 
+    def _check_contexts(self) -> None:
+        size = self.context_parallel_size
+        if size & (size - 1):
+            raise ValueError(f"context_parallel_size must be a power of two, got {size}")
+        if size == 1:
+            return
+        for name, is_wanted in (
+            ("speculative_config", self.speculative_config is not None),
+            ("enable_lora", self.enable_lora),
+            ("enable_expert_parallel", self.enable_expert_parallel),
+            ("expert_statistics", self.expert_statistics),
+            ("data_parallel_size", self.data_parallel_size > 1),
+            ("kv_offloading_size", self.kv_offloading_size > 0),
+            ("preemption_mode='swap'", self.preemption_mode == "swap"),
+            ("eager", self.eager),
+        ):
+            if is_wanted:
+                raise ValueError(
+                    f"context_parallel_size and {name} exclude each other; leave one out"
+                )
+        if self.attention_backend not in ("auto", "mosaic", "xla"):
+            raise ValueError(
+                f"attention_backend={self.attention_backend!r} can't attend over parts of a "
+                "sequence, as context_parallel_size needs; take mosaic, xla or auto"
+            )
+
     def _check_adapters(self) -> None:
         fields = {field.name: field.default for field in dataclasses.fields(self)}
         for name in ("max_loras", "max_lora_rank", "max_cpu_loras"):
@@ -380,6 +415,7 @@ class EngineConfig:
         if self.pipeline_parallel_size == 1:
             return
         for name, is_given in (
+            ("context_parallel_size", self.context_parallel_size > 1),
             ("data_parallel_size", self.data_parallel_size > 1),
             ("enable_expert_parallel", self.enable_expert_parallel),
             ("expert_statistics", self.expert_statistics),
@@ -426,6 +462,11 @@ class EngineConfig:
             if name not in known:
                 raise unknown_keyword(owner, name, known | set(also))
         return cls(**keywords)
+
+    @property
+    def block_tokens(self) -> int:
+        """Tokens in a KV block, over all devices that a sequence's tokens are dealt to."""
+        return self.block_size * self.context_parallel_size
 
     @property
     def redundant_experts(self) -> int:

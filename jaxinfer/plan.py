@@ -42,6 +42,7 @@ _SIZES = {
     "quantization": {"metavar": "SCHEME"},
     "kv_cache_dtype": {"choices": CACHE_DTYPES},
     "kv_offloading_size": {},
+    "context_parallel_size": _COUNT,
     "speculative_config": {"type": json_object, "metavar": "JSON"},
     "pipeline_parallel_size": {"type": positive_integer, "metavar": "STAGES"},
     "enable_expert_parallel": {"action": "store_true"},

@@ -39,7 +39,10 @@ TESTS = (
     "tests/serving/programs/test_decode_kernels.py",
 )
 # What XLA makes of whole steps; an older XLA misses what the newest does, and is not waited for.
-TESTS_OF_NEWEST = ("tests/serving/programs/test_h200_steps.py",)
+TESTS_OF_NEWEST = (
+    "tests/serving/programs/test_h200_steps.py",
+    "tests/serving/programs/test_h200_contexts.py",
+)
 _PLUGIN = ("jax-cuda13-plugin", "jax-cuda13-pjrt")
 _LINKER = "nvidia-nvjitlink"  # by which Mosaic compiles from jax 0.12 on, where it is installed
 _TEST_PACKAGES = ("pytest", "pytest-xdist", "beartype")

@@ -79,9 +79,12 @@ def _title(plan: Plan) -> str:
 
 
 def _devices(plan: Plan) -> str:
-    count, stages = plan.tensor_parallel_size, plan.pipeline_parallel_size
+    count = plan.tensor_parallel_size * plan.context_parallel_size
     name = plan.chip.name if count == 1 else f"{count} x {plan.chip.name}"
-    name = name if stages == 1 else f"{stages} stages of {name}"
+    if plan.pipeline_parallel_size > 1:
+        name = f"{plan.pipeline_parallel_size} stages of {name}"
+    if plan.context_parallel_size > 1:
+        name = f"{name}, tokens dealt to {plan.context_parallel_size}"
     return name if plan.expert_groups == 1 else f"{name}, experts in {plan.expert_groups} groups"
 
 
@@ -177,6 +180,8 @@ def _kv_formula(plan: Plan) -> str:
     values = f"2·L·K·D = 2·{layers}·{heads}·{dim} values of {each}"
     if plan.kv_cache_dtype == "int8":
         values = f"2·L·K·(D+4) = 2·{layers}·{heads}·({dim}+4) values of a byte and scales of 4"
+    if plan.context_parallel_size > 1:
+        values = f"({values}) / {plan.context_parallel_size}"
     return f"a token's keys and values: {values} = {size:,} bytes of each device"
 
 

@@ -82,7 +82,8 @@ def app(
         target_ongoing_requests: requests a replica by which Ray chooses how many run; None is
             `max_num_seqs`, a full batch.
         num_gpus: GPUs of a replica; None is one for each of its devices,
-            `tensor_parallel_size` x `pipeline_parallel_size` x `data_parallel_size`. With 0 it runs
+            `tensor_parallel_size` x `pipeline_parallel_size` x `context_parallel_size` x
+            `data_parallel_size`. With 0 it runs
             on the CPU.
         shutdown_timeout: seconds that running requests have when a replica is to end.
         settings: of the HTTP application, such as `api_keys`; None is the defaults, with the
@@ -99,8 +100,8 @@ def app(
     """
     engine = {"online": True, "show_progress": False, "model": model, **engine_args}
     config = EngineConfig.from_keywords(engine, owner="app")
-    num_devices = config.tensor_parallel_size * config.data_parallel_size
-    num_devices *= config.pipeline_parallel_size
+    num_devices = config.tensor_parallel_size * config.context_parallel_size
+    num_devices *= config.pipeline_parallel_size * config.data_parallel_size
     low = check_integer("min_replicas", min_replicas, 1, _MOST_REPLICAS)
     high = low if max_replicas is None else max_replicas
     check_integer("max_replicas", high, low, _MOST_REPLICAS)

@@ -14,7 +14,7 @@ from jaxinfer.kernels.fp8 import FP8, saturated
 from jaxinfer.model.architecture import abstract_params
 from jaxinfer.model.config import ModelConfig
 from jaxinfer.model.quantized.quantization import SCALE, with_scheme
-from jaxinfer.model.sharding import make_mesh
+from jaxinfer.model.sharding import ShardingRules, make_mesh, with_contexts
 from jaxinfer.model.stages.staged_params import make_pipeline_mesh
 from jaxinfer.planning.named_shapes import shape_config
 from jaxinfer.serving.replicas.meshes import make_replica_mesh
@@ -61,11 +61,15 @@ def random_weights(
         config, done = with_scheme(config, settings.quantization), {"quantization": None}
     # On a CPU, speed is measured in float32, the dtype served there.
     dtype = settings.resolve_dtype(config.dtype, jax.default_backend())
-    replicas, devices_each = settings.data_parallel_size, settings.tensor_parallel_size
+    replicas, contexts = settings.data_parallel_size, settings.context_parallel_size
+    devices_each = settings.tensor_parallel_size
     if (stages := settings.pipeline_parallel_size) > 1:  # the engine takes the same devices itself
         staged = make_pipeline_mesh(stages, devices_each)
         return {"params": random_params(config, dtype, staged), "config": config, **done}
-    mesh = make_mesh(devices_each) if replicas == 1 else make_replica_mesh(replicas, devices_each)
+    if replicas == 1:
+        mesh, _ = with_contexts(make_mesh(devices_each * contexts), ShardingRules(), contexts)
+    else:
+        mesh = make_replica_mesh(replicas, devices_each)
     params = random_params(config, dtype, mesh)
     if router_skew:
         skew_routers(params, router_skew)

@@ -8,7 +8,7 @@
 | gate_proj, up_proj (rows), down_proj (columns) | intermediate                |
 | experts' matrices [X, ...]              | as those of an MLP; or X, or both (below) |
 | router, norms, o_proj_bias                      | whole on every device              |
-| KV pages [P, S, K, D]                   | key/value heads                    |
+| KV pages [P, S, K, D]                   | key/value heads; or S, too (below) |
 | logits [..., V]                         | vocabulary                         |
 
 With fewer key/value heads than devices, k_proj and v_proj are whole on every device, each device
@@ -18,6 +18,9 @@ Expert parallelism (`split_experts`) gives each group of devices whole experts, 
 devices of the group share; what else is split lies as without, on all of them. With several devices
 in a group, the mesh has an axis for groups before that of tensor parallelism, and all but experts
 is split over the two of them.
+
+Context parallelism (`with_contexts`) puts an axis before that of tensor parallelism, along which
+pages of C x S tokens are split, and all else is whole.
 """
 
 import math
@@ -36,6 +39,7 @@ from jaxinfer.model.degrees import check_divisible as check_divisible
 TENSOR_AXIS = "tensor"
 DATA_AXIS = "data"
 EXPERT_AXIS = "expert"
+CONTEXT_AXIS = "context"
 _SPLIT_BY_TENSOR = ("vocab", "heads", "kv_heads", "intermediate")
 
 
@@ -53,6 +57,7 @@ class ShardingRules:
         embed: the hidden dimension; split only by trainers (fully sharded parameters).
         data: replicas of the model, each of which serves requests of its own.
         experts: experts, whole. Their width is split over the other axes of `intermediate`.
+        context: the tokens of a KV block, in turn; parameters are whole along this axis.
     """
 
     vocab: MeshAxes | None = TENSOR_AXIS
@@ -62,6 +67,7 @@ class ShardingRules:
     embed: str | None = None
     data: str | None = DATA_AXIS
     experts: str | None = None
+    context: str | None = None
 
     @property
     def expert_width(self) -> MeshAxes | None:
@@ -147,6 +153,23 @@ def split_experts(mesh: Mesh, rules: ShardingRules, num_groups: int) -> tuple[Me
     return split, replace(rules, experts=EXPERT_AXIS, **both)
 
 
+def with_contexts(
+    mesh: Mesh, rules: ShardingRules, num_contexts: int
+) -> tuple[Mesh, ShardingRules]:
+    """The same devices with an axis of context parallelism outermost, and the rules that say so.
+
+    Args:
+        mesh: of the axis ``tensor`` alone, or of both.
+        rules: put nothing on the new axis.
+        num_contexts: C, a divisor of the axis's length; with 1 nothing changes.
+    """
+    if num_contexts == 1:
+        return mesh, rules
+    devices = mesh.devices.reshape(num_contexts, -1)
+    split = Mesh(devices, (CONTEXT_AXIS, TENSOR_AXIS), axis_types=(AxisType.Auto,) * 2)
+    return split, replace(rules, context=CONTEXT_AXIS)
+
+
 def param_spec(
     axes: Sequence[str], config: ModelConfig, rules: ShardingRules, num_devices: int
 ) -> PartitionSpec:
@@ -188,7 +211,7 @@ def num_page_heads(config: ModelConfig, num_devices: int) -> int:
 
 def kv_pages_spec(rules: ShardingRules) -> PartitionSpec:
     """Partition of key or value pages ``[P, S, max(K, N), D]``."""
-    return PartitionSpec(None, None, rules.kv_heads)
+    return PartitionSpec(None, rules.context, rules.kv_heads)
 
 
 def logits_spec(rules: ShardingRules) -> PartitionSpec:

@@ -62,7 +62,8 @@ class MemoryPlan:
         staged_bytes: KV blocks on their way to host memory and back; 0 without tiers.
         step_bytes: temporaries of the largest step. The engine compiles it to know; this estimate
             agrees with recorded engines within 0.4% of the device's memory.
-        kv_bytes_per_token: keys and values of one token, all layers.
+        kv_bytes_per_token: keys and values of one token, all layers; with context parallelism each
+            device's share of them.
         draft_bytes_per_token: beside them, what a draft head reads of a token; 0 without.
         block_size: tokens in a block.
         num_kv_blocks: block 0 included, which is reserved for padding; 0 if none fit.
@@ -158,6 +159,7 @@ def _plan_stage(
     """One stage as if it were alone, or a whole model."""
     num_devices, shape = config.tensor_parallel_size, stage.shape
     kv_bytes = shape.kv_bytes_per_token(BYTES_OF[dtype], num_devices, config.kv_cache_dtype)
+    kv_bytes = -(-kv_bytes // config.context_parallel_size)
     weight_bytes = stage.weight_bytes(dtype, num_devices, config.redundant_experts)
     slot_bytes = (config.max_num_seqs + 1) * shape.vocab_size // num_devices * 4
     samples = stage.has_head and config.runner != "pooling"
@@ -165,7 +167,7 @@ def _plan_stage(
         slot_bytes = 0
     step_bytes = _step_bytes(shape, dtype, config, drafts, samples=samples)
     adapters = adapter_bytes(shape, dtype, config)
-    block_bytes = config.block_size * (kv_bytes + drafts.bytes_per_token)
+    block_bytes = config.block_tokens * (kv_bytes + drafts.bytes_per_token)
     staged = _staged_bytes(config, block_bytes)
     beside = slot_bytes + drafts.weight_bytes + drafts.text_bytes + adapters + staged
     most = engine_bytes(chip.memory_bytes, utilization=config.gpu_memory_utilization)
@@ -191,8 +193,8 @@ def _plan_stage(
         step_bytes=step_bytes,
         kv_bytes_per_token=kv_bytes,
         draft_bytes_per_token=drafts.bytes_per_token,
-        block_size=config.block_size,
-        num_kv_blocks=min(blocks, most_pages(config.block_size, heads)),
+        block_size=config.block_tokens,
+        num_kv_blocks=min(blocks, most_pages(config.block_tokens, heads)),
         num_host_tokens=_host_blocks(config, block_bytes) * config.block_size,
         max_model_len=shape.max_position_embeddings,
     )
@@ -216,9 +218,13 @@ def _step_bytes(
 ) -> int:
     """The larger of a full prefill's activations and, where tokens are sampled, their logits."""
     num_devices, tokens = config.tensor_parallel_size, config.token_budget("gpu")
+    contexts = config.context_parallel_size
     prefill = prefill_bytes(
-        shape, dtype, tokens=tokens, devices=num_devices, states=drafts.num_states
+        shape, dtype, tokens=-(-tokens // contexts), devices=num_devices, states=drafts.num_states
     )
+    if contexts > 1:  # queries and outputs of all tokens, as they are and as they are exchanged
+        heads = 4 * shape.num_attention_heads // num_devices * shape.head_dim
+        prefill = max(prefill, tokens * heads * BYTES_OF[dtype])
     if not samples:
         return prefill
     logits = drafts.most_rows(config.max_num_seqs) * shape.vocab_size // num_devices * 4

@@ -78,6 +78,7 @@ class Plan:
         chip: each device.
         tensor_parallel_size: devices that share the model, or each stage of it.
         pipeline_parallel_size: stages, each on so many devices.
+        context_parallel_size: groups of so many devices, which tokens are dealt to.
         expert_groups: of these devices, that have whole experts; 1 where all share each of them.
         dtype: of activations, and of weights that are not quantized.
         kv_cache_dtype: of keys and values: "auto" is `dtype`.
@@ -97,6 +98,7 @@ class Plan:
     chip: Chip
     tensor_parallel_size: int
     pipeline_parallel_size: int
+    context_parallel_size: int
     expert_groups: int
     dtype: str
     kv_cache_dtype: KVCacheDType
@@ -152,7 +154,7 @@ def plan(
         batches: numbers of sequences to plan for; None takes powers of 2 up to 256 that fit.
         engine: sizes of `EngineConfig`: `max_num_seqs` (at least the largest batch if it is left
             out), `max_num_batched_tokens`, `block_size`, `gpu_memory_utilization`;
-            `quantization`; `kv_cache_dtype`; `pipeline_parallel_size`;
+            `quantization`; `kv_cache_dtype`; `pipeline_parallel_size`; `context_parallel_size`;
             `enable_expert_parallel` and `expert_parallel_size`; `runner`, which
             is "pooling" for a classifier; and `speculative_config`, whose draft head is a
             directory, "bundled", or a hub id that is in the local cache.
@@ -186,6 +188,10 @@ def plan(
     config = EngineConfig(tensor_parallel_size=tensor_parallel_size, **engine)
     if config.quantization is not None:
         shape = _quantized(shape, config.quantization)
+    if config.context_parallel_size > 1 and shape.num_experts:
+        raise ValueError(
+            "context_parallel_size does not go with a model with experts; leave it out"
+        )
     groups = expert_groups(shape, config)
     check_divisible(shape, config.tensor_parallel_size, groups)
     drafts = draft_memory(shape, dtype, config)
@@ -203,6 +209,7 @@ def plan(
         groups,
         config.pipeline_parallel_size,
         config.token_budget("gpu"),
+        config.context_parallel_size,
     )
     return Plan(
         model=name,
@@ -210,6 +217,7 @@ def plan(
         chip=chip,
         tensor_parallel_size=config.tensor_parallel_size,
         pipeline_parallel_size=config.pipeline_parallel_size,
+        context_parallel_size=config.context_parallel_size,
         expert_groups=groups,
         dtype=dtype,
         kv_cache_dtype=config.kv_cache_dtype,
@@ -297,6 +305,11 @@ def _notes(timing: Timing, dtype: str) -> list[str]:
         notes.append(
             f"No expected times: XLA multiplies {shape.quantization.codes} weights, which was not "
             "measured and, on a GPU, writes and reads each as a plain one: far from these floors."
+        )
+    elif timing.num_contexts > 1:
+        notes.append(
+            "No expected times: context parallelism was never measured. Floors leave out what "
+            "devices exchange."
         )
     elif timing.kv_cache_dtype == "fp8_e4m3" and chip.name.startswith(_HOPPER):
         notes.append("No expected times: no run with an fp8_e4m3 KV cache was recorded.")

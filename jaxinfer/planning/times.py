@@ -91,6 +91,8 @@ class Timing:
         num_groups: of the devices, that have whole experts.
         num_stages: of a pipeline, each on so many devices. Its times were never measured.
         step_tokens: most tokens of a step, by which prompts go through stages one behind the other.
+        num_contexts: groups of these devices that tokens are dealt to; what they exchange is not
+            counted.
     """
 
     shape: ModelShape
@@ -102,6 +104,7 @@ class Timing:
     num_groups: int = 1
     num_stages: int = 1
     step_tokens: int = 1
+    num_contexts: int = 1
 
     @property
     def is_expected(self) -> bool:
@@ -112,7 +115,7 @@ class Timing:
         """
         if self.kv_cache_dtype != "auto" or self.shape.quantization is not None:
             return False
-        if self.num_stages > 1:
+        if self.num_stages > 1 or self.num_contexts > 1:
             return False
         return self.shape.is_measured and (self.num_devices == 1 or self.chip.linked)
 
@@ -134,7 +137,7 @@ class Timing:
         In a pipeline each stage has a share of them at a time.
         """
         rows = -(-rows // self.num_stages)
-        tokens = rows * context
+        tokens = -(-rows * context // self.num_contexts)
         return self._time(
             decode_step_floor_s(self.cost, self.chip, rows, tokens),
             expected_decode_s(
@@ -153,7 +156,7 @@ class Timing:
         steps, stages = -(-rows * context // self.step_tokens), self.num_stages
         share = (steps + stages - 1) / (steps * stages)  # of the time on one stage's devices
         return self._time(
-            prefill_floor_s(self.cost, self.chip, lengths) * share,
+            prefill_floor_s(self.cost, self.chip, lengths) * share / self.num_contexts,
             expected_prefill_s(
                 prefill_floor_s(self.cost, reachable(self.chip), lengths),
                 tokens=rows * context,
@@ -161,7 +164,9 @@ class Timing:
                 num_devices=self.num_devices,
                 overheads=recorded_overheads(),
             ),
-            busy_s=prefill_flops(self.cost, lengths) / stages / self.chip.flops_per_s,
+            busy_s=prefill_flops(self.cost, lengths)
+            / (stages * self.num_contexts)
+            / self.chip.flops_per_s,
         )
 
     def _time(self, floor_s: float, expected_s: float, *, busy_s: float) -> Time:

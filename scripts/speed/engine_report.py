@@ -36,8 +36,8 @@ def describe_engine(llm: "LLM", model_shape: str | None) -> dict[str, Any]:
 def num_devices(llm: "LLM") -> int:
     """Devices of an engine, all replicas together."""
     config = llm.engine_config
-    of_replica = config.tensor_parallel_size * config.pipeline_parallel_size
-    return config.data_parallel_size * of_replica
+    replica = config.context_parallel_size * config.tensor_parallel_size
+    return config.data_parallel_size * config.pipeline_parallel_size * replica
 
 
 def speed_record(llm: "LLM", speed: Speed) -> dict[str, Any]:

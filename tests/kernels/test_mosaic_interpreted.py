@@ -17,7 +17,12 @@ from jaxinfer.kernels.attention.mosaic import decode, decode_tile
 from jaxinfer.kernels.attention.mosaic.combine import combine_splits
 from jaxinfer.kernels.attention.mosaic.decode import DecodeConfig, paged_decode_attention
 from jaxinfer.kernels.attention.mosaic.page_tiles import in_memory
+from jaxinfer.kernels.attention.mosaic.partial_decode import (
+    combine_partly,
+    partial_decode_attention,
+)
 from jaxinfer.kernels.attention.pages import PagedRows, Pages, Scoring
+from jaxinfer.kernels.attention.partial import merged
 from jaxinfer.kernels.norms.mosaic.norm_rope_write import norm_rope_write
 from tests.kernels.attention import attention_cases
 
@@ -78,6 +83,30 @@ def test_norm_rope_write_matches_fp64_and_touches_only_its_slots(H, K, D, merged
         np.testing.assert_allclose(np.asarray(got, np.float64), expected, rtol=1e-2, atol=1e-2)
 
 
+@_slots_are_reused
+def test_parts_of_decode_make_the_whole():
+    case = attention_cases.Case(
+        "parts",
+        (1,) * 3,
+        (0, 64, 130),
+        num_heads=4,
+        num_kv_heads=2,
+        head_dim=64,
+        block_size=64,
+        decode=True,
+    )
+
+    def attention(q, pages, _, lens, tables, *, scale, window, max_query_len):
+        parts = []
+        for rank in range(2):
+            rows = PagedRows((lens + 1 - rank) // 2, tables)
+            own = Pages(*(pool[:, rank::2] for pool in pages if pool is not None))
+            parts.append(partial_decode_attention(q, own, rows, Scoring(scale)))
+        return merged(*map(jnp.stack, zip(*parts, strict=True))).astype(q.dtype)
+
+    attention_cases.check(attention, case, jnp.bfloat16)
+
+
 def test_combine_weighs_splits_by_their_sums_and_ignores_unwritten_ones():
     B, H, K, D, N, slots, splits = 2, 4, 2, 64, 8, 16, 3
     rng = np.random.default_rng(0)
@@ -90,6 +119,9 @@ def test_combine_weighs_splits_by_their_sums_and_ignores_unwritten_ones():
     out = combine_splits(
         jnp.asarray(partial), jnp.asarray(log_sums), splits, B=B, H=H, dtype=jnp.float32
     )
+    partly, together = combine_partly(jnp.asarray(partial), jnp.asarray(log_sums), splits, B=B, H=H)
+    np.testing.assert_allclose(partly, out, rtol=1e-6)
+    assert (np.asarray(together)[0] <= -1e30).all()
     assert not np.asarray(out)[0].any()
     for head in range(H):
         query = H + head
@@ -97,6 +129,7 @@ def test_combine_weighs_splits_by_their_sums_and_ignores_unwritten_ones():
         weights = np.exp2(log_sums[K + head // 2, :splits, column].astype(np.float64))
         expected = weights @ partial[K + head // 2, :splits, :, column] / weights.sum()
         np.testing.assert_allclose(np.asarray(out)[1, head], expected, rtol=1e-5, atol=1e-5)
+        assert together[1, head] == pytest.approx(np.log2(weights.sum()), abs=1e-5)
 
 
 @pytest.mark.parametrize(

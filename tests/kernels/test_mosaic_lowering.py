@@ -12,7 +12,8 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 import jaxinfer.kernels
 from jaxinfer.kernels.attention import op as attention
-from jaxinfer.kernels.attention.pages import Pages
+from jaxinfer.kernels.attention.pages import PagedRows, Pages
+from jaxinfer.kernels.attention.partial import partial_attention
 from jaxinfer.kernels.attention.shared_prefix import SharedPrefixes
 from jaxinfer.kernels.collectives.mosaic import all_reduce
 from jaxinfer.kernels.experts.codes import QuantizedExperts
@@ -48,6 +49,15 @@ def _attention(tokens, rows, width, pages=None, **options):
     )
     tables = _int32(rows + 1), _int32(rows), _int32(rows, width)
     return compile_for_h200(op, _shape(tokens, H, D), pages or _pages(), *tables)
+
+
+def _partial(tokens, rows, width, pages=None, *, decodes=False, heads=H):
+    def op(q, pages, offsets, contexts, tables):
+        of = PagedRows(contexts, tables, None if decodes else offsets)
+        return partial_attention(q, pages, of, scale=D**-0.5, kernels=Kernels("mosaic"))
+
+    tables = _int32(rows + 1), _int32(rows), _int32(rows, width)
+    return compile_for_h200(op, _shape(tokens, heads, D), pages or _pages(), *tables)
 
 
 def _decode_shared(rows, width, pages=None):
@@ -231,6 +241,27 @@ _PROGRAMS = {
     "prefill": (functools.partial(_attention, 256, B, W), {"paged_prefill_attention": 1}),
     "prefill_window": (
         functools.partial(_attention, 256, B, W, window=100),
+        {"paged_prefill_attention": 1},
+    ),
+    "partial_decode_one_row": (
+        functools.partial(_partial, 1, 1, 8 * W, decodes=True),
+        {"paged_decode_attention": 1, "combine_partly": 1},
+    ),
+    "partial_decode_many_rows": (
+        functools.partial(_partial, 256, 256, 4 * W, decodes=True),
+        {"paged_decode_attention": 1, "combine_partly": 1},
+    ),
+    "partial_decode_fp8": (
+        functools.partial(_partial, 16, 16, W, _pages(FP8), decodes=True),
+        {"paged_decode_attention": 1, "combine_partly": 1},
+    ),
+    "partial_prefill": (functools.partial(_partial, 256, B, W), {"paged_prefill_attention": 1}),
+    "partial_prefill_odd_group": (
+        functools.partial(_partial, 256, B, W, heads=K),
+        {"paged_prefill_attention": 1},
+    ),
+    "partial_prefill_fp8": (
+        functools.partial(_partial, 256, B, W, _pages(FP8)),
         {"paged_prefill_attention": 1},
     ),
     "page_write": (functools.partial(_page_write, H, K, K), {"norm_rope_write": 1}),

@@ -74,6 +74,20 @@ class Attend(Protocol):
 
 
 @runtime_checkable
+class PartialAttend(Protocol):
+    """The signature of a backend's ``partial_decode_attention`` and ``partial_prefill_attention``.
+
+    As `Attend`, over a part of each row's keys: `partial.partial_attention` documents it.
+    """
+
+    def __call__(
+        self, q: Array, pages: Pages, rows: PagedRows, scoring: Scoring
+    ) -> tuple[Array, Array]:
+        """``[T, H, D]``, and base-2 logarithms of the sums, float32 ``[T, H]``."""
+        ...
+
+
+@runtime_checkable
 class NormRopeWrite(Protocol):
     """The signature of a backend's ``norm_rope_write``; arguments as for `op.norm_rope_write`."""
 

@@ -7,7 +7,8 @@ are present, not batch x longest. Because chunk boundaries are absolute, a query
 same order whether it arrives in a whole prompt, in a chunk of one or after a prefix hit.
 """
 
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -20,8 +21,14 @@ from jaxinfer.kernels.attention.xla_decode import (
     cut_pages,
     paged_decode_attention,
 )
+from jaxinfer.kernels.constants import LOG2_E
 
-__all__ = ["paged_decode_attention", "paged_prefill_attention"]
+__all__ = [
+    "paged_decode_attention",
+    "paged_prefill_attention",
+    "partial_decode_attention",
+    "partial_prefill_attention",
+]
 
 _CHUNK = 64  # keys in one step of the online softmax
 _QUERY_BLOCK = 64  # queries of one sequence that a prefill tile row holds
@@ -46,26 +53,62 @@ def paged_prefill_attention(
     Rows of one query (decoding rows in a mixed step) take the decode path, where a row costs one
     query and not a block of them; longer rows are cut into blocks of queries.
     """
+    return _prefill(q, pages, rows, scoring, paged_decode_attention, _attend, jnp.zeros_like)
+
+
+def partial_prefill_attention(
+    q: Float[Array, "T H D"], pages: Pages, rows: PagedRows, scoring: Scoring
+) -> tuple[Float[Array, "T H D"], Float[Array, "T H"]]:
+    """The same over a part of each row's keys; see `PartialAttend`."""
+    return _prefill(q, pages, rows, scoring, partial_decode_attention, _attend_partly, _nothing)
+
+
+def _nothing(q: Float[Array, "T H D"]) -> tuple[Float[Array, "T H D"], Float[Array, "T H"]]:
+    """The results of queries without keys."""
+    return jnp.zeros(q.shape, jnp.float32), jnp.full(q.shape[:2], -jnp.inf, jnp.float32)
+
+
+def partial_decode_attention(
+    q: Float[Array, "B H D"], pages: Pages, rows: PagedRows, scoring: Scoring
+) -> tuple[Float[Array, "B H D"], Float[Array, "B H"]]:
+    """Attention of one query a row over a part of its keys, all rows at once."""
+    context_lens = rows.context_lens
+    tables = _pad_tables(rows.block_tables, pages.k.shape[1])
+    queries = _Queries(q[:, None], context_lens[:, None] - 1, context_lens, tables)
+    out, log_sums = _attend_partly(queries, cut_pages(pages, _CHUNK), scoring)
+    return out[:, 0], log_sums[:, 0]
+
+
+def _prefill(
+    q: Float[Array, "T H D"],
+    pages: Pages,
+    rows: PagedRows,
+    scoring: Scoring,
+    decode: Callable[..., Any],
+    attend: Callable[..., Any],
+    nothing: Callable[[Array], Any],
+) -> Any:
+    """The results of `decode` and `attend` in the places of their tokens, and of `nothing` else."""
     T = q.shape[0]
     context_lens, block_tables, cu_seqlens_q = rows
     assert cu_seqlens_q is not None
     starts, lens = cu_seqlens_q[:-1], jnp.diff(cu_seqlens_q)
     lens = jnp.where(context_lens > 0, lens, 0)
     single = lens == 1
-    decoded = paged_decode_attention(
+    decoded = decode(
         jnp.take(q, starts, axis=0, mode="clip"),
         pages,
         PagedRows(jnp.where(single, context_lens, 0), block_tables),
         scoring,
     )
     # Index T is out of range on purpose: mode="drop" discards the rows.
-    out = jnp.zeros_like(q).at[jnp.where(single, starts, T)].set(decoded, mode="drop")
+    out = _placed(nothing(q), jnp.where(single, starts, T), decoded)
     pieces = cut_pages(pages, _CHUNK)
     tables = _pad_tables(block_tables, pages.k.shape[1])
     block_ends = jnp.cumsum(jnp.where(single, 0, -(-lens // _QUERY_BLOCK)))
     tile = _rows_per_tile()
 
-    def attend_tile(i: Array | int, out: Array) -> Array:
+    def attend_tile(i: Array | int, out: Any) -> Any:
         block = i * tile + jnp.arange(tile)
         row = jnp.searchsorted(block_ends, block, side="right", method="compare_all")
         exists = row < lens.shape[0]
@@ -80,10 +123,14 @@ def paged_prefill_attention(
             jnp.where(exists, context_lens[row], 0),
             tables[row],
         )
-        attended = _attend(queries, pieces, scoring)
-        return out.at[token].set(attended, mode="drop")
+        return _placed(out, token, attend(queries, pieces, scoring))
 
     return lax.fori_loop(0, -(-block_ends[-1] // tile), attend_tile, out)
+
+
+def _placed(out: Any, tokens: Array, values: Any) -> Any:
+    """Arrays with values in the places of tokens."""
+    return jax.tree.map(lambda to, of: to.at[tokens].set(of, mode="drop"), out, values)
 
 
 def _rows_per_tile() -> int:
@@ -98,7 +145,37 @@ def _pad_tables(block_tables: Array, S: int) -> Array:
 
 
 def _attend(rows: _Queries, pieces: Pieces, scoring: Scoring) -> Float[Array, "R Q H D"]:
-    """Online softmax over the chunks that any of the rows can see."""
+    """Attention of blocks of queries."""
+    _, total, acc = _sums(rows, pieces, scoring)
+    return _normalised(rows, total, acc).astype(rows.q.dtype)
+
+
+def _attend_partly(
+    rows: _Queries, pieces: Pieces, scoring: Scoring
+) -> tuple[Float[Array, "R Q H D"], Float[Array, "R Q H"]]:
+    """Attention in float32, and the base-2 logarithms of its sums."""
+    highest, total, acc = _sums(rows, pieces, scoring)
+    R, Q, H, _ = rows.q.shape
+    log_sums = ((highest + jnp.log(total)) * LOG2_E).reshape(R, acc.shape[1], Q, -1)
+    return _normalised(rows, total, acc), log_sums.swapaxes(1, 2).reshape(R, Q, H)
+
+
+def _normalised(rows: _Queries, total: Array, acc: Array) -> Float[Array, "R Q H D"]:
+    """The means of the values, in float32."""
+    R, Q, H, D = rows.q.shape
+    # A query that sees nothing (padding) has total 0 and gives zeros.
+    out = jnp.where(total[..., None] == 0, 0.0, acc / jnp.where(total == 0, 1.0, total)[..., None])
+    out = out.reshape(R, acc.shape[1], Q, -1, D).swapaxes(1, 2)
+    return out.reshape(R, Q, H, D)
+
+
+def _sums(rows: _Queries, pieces: Pieces, scoring: Scoring) -> tuple[Array, Array, Array]:
+    """Online softmax over the chunks that any of the rows can see.
+
+    Returns:
+        The largest scores and the sums of the weights ``[R, K, Q * G]``, and of the values by
+        weight ``[R, K, Q * G, D]``.
+    """
     R, Q, H, D = rows.q.shape
     window = scoring.window
     K = pieces.pools.k.shape[2]
@@ -143,11 +220,7 @@ def _attend(rows: _Queries, pieces: Pieces, scoring: Scoring) -> Float[Array, "R
         jnp.zeros(shape, jnp.float32),
         jnp.zeros(q.shape, jnp.float32),
     )
-    _, total, acc = lax.fori_loop(start, end, step, empty)
-    # A query that sees nothing (padding) has total 0 and gives zeros.
-    out = jnp.where(total[..., None] == 0, 0.0, acc / jnp.where(total == 0, 1.0, total)[..., None])
-    out = out.reshape(R, K, Q, H // K, D).swapaxes(1, 2)
-    return out.reshape(R, Q, H, D).astype(rows.q.dtype)
+    return lax.fori_loop(start, end, step, empty)
 
 
 def _product(subscripts: str, a: Array, b: Array) -> Array:

@@ -35,7 +35,7 @@ class SharedForward:
         context: StepContext,
     ) -> tuple[KVCache, Float[Array, "B E"], Int32[Array, " B"]]:
         """Call `feed_last_tokens`; nothing is shared on several devices, whose sums need a mesh."""
-        if context.axis is not None:
+        if context.mesh.size > 1:
             return feed_last_tokens(params, kv, batch, last_tokens, peers, context=context)
         arguments = (params, kv, batch, last_tokens)
         leaves, structure = jax.tree.flatten(arguments)

@@ -146,7 +146,7 @@ class Programs:
     @property
     def peers(self) -> tuple[()] | tuple[jax.ShapeDtypeStruct]:
         """Steps' last argument, `PeerBuffers.peers`, where devices sum through peer buffers."""
-        axis = self.context.axis
+        axis = self.context.axis or self.context.rules.context
         if axis is None or not self.context.peer_buffers:
             return ()
         return (describe_peers(self.context.mesh, axis),)

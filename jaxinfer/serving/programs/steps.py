@@ -10,7 +10,7 @@ from its block pool, token ids are checked by the host or come from the sampler,
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache, partial
 from typing import Any
 
@@ -76,6 +76,7 @@ class StepContext:
         max_logprobs: most likeliest tokens that a step reports.
         logprobs_mode: the distribution whose log-probabilities mode "full" reports.
         loop: passes tokens through the layers.
+        sequences: which devices have which tokens.
     """
 
     config: ModelConfig
@@ -91,6 +92,9 @@ class StepContext:
     logprobs_mode: LogprobsMode = "processed_logprobs"
     kv_cache_dtype: KVCacheDType = "auto"
     loop: LayerLoop = EVERY_LAYER
+    sequences: "WholeSequences" = field(
+        default_factory=lambda: WholeSequences()  # noqa: PLW0108, it is defined below
+    )
 
     @property
     def architecture(self) -> Architecture:
@@ -159,9 +163,9 @@ def prefill_step(
     token_ids = jnp.where(batch.token_ids < 0, in_flight, batch.token_ids)
     ends = jnp.maximum(batch.cu_seqlens[1:] - 1, 0)
     tokens = batch.for_layers()._replace(token_ids=token_ids)
-    axis, last_rows = context.tensor_axis(peers), None if shape.all_tokens else ends
+    last_rows = None if shape.all_tokens else ends
     options: dict[str, Any] = {"last_rows": last_rows, "part_sizes": part_sizes}
-    kv, x = run_layers(params, kv, tokens, context, axis, **options)
+    kv, x = context.sequences.run_layers(params, kv, tokens, context, peers, **options)
     last = x.at[ends].get(mode="clip") if shape.all_tokens else x
     rows = SampledRows(batch.slots, token_ids.at[ends].get(mode="clip"), batch.sampling)
     hidden = context.architecture.final_hidden(params, last, context.config)
@@ -192,8 +196,8 @@ def feed_last_tokens(
         slot_mapping=slot_mapping,
         cu_seqlens=cu_seqlens,
     )
-    axis = context.tensor_axis(peers)
-    kv, x = run_layers(params, kv, tokens, context, axis, max_query_len=1)
+    given = (params, kv, tokens, context, peers)
+    kv, x = context.sequences.run_layers(*given, max_query_len=1)
     return kv, context.architecture.final_hidden(params, x, context.config), token_ids
 
 
@@ -222,40 +226,78 @@ def decode_step(
     return kv, hidden, SampledRows(batch.slots, fed, batch.sampling).joined()
 
 
-def run_layers(
-    params: Mapping[str, Any],
-    kv: KVCache,
-    tokens: StepInputs,
-    context: StepContext,
-    axis: TensorAxis | None,
-    *,
-    max_query_len: int | None = None,
-    last_rows: Int32[Array, " B"] | None = None,
-    part_sizes: Sequence[int] = (),
-) -> tuple[KVCache, Float[Array, "_ E"]]:
-    """Embed and run every layer; each writes its keys and values before it attends.
+@dataclass(frozen=True)
+class WholeSequences:
+    """Every device has all tokens of a sequence."""
 
-    With `last_rows`, only these tokens leave the last layer: the last of each row. With
-    `part_sizes`, parts of these numbers of tokens go through the layers in turn (`token_parts.py`).
-    """
-    config, model = context.config, context.architecture
-    parts, sums = [tokens], axis
-    if part_sizes and axis is not None:  # sums of parts do not depend on each other
-        parts, sums = cut(tokens, part_sizes), axis.alone()
-    residuals = [embedded(params, part, context, sums) for part in parts]
-    rotations = [model.rotations(part.positions, config, context.dtype) for part in parts]
-    # The barrier keeps XLA from computing cosines again inside every layer.
-    rotations = jax.lax.optimization_barrier(rotations)
-    step_of = cache(lambda kind: layer_function(kind, context, axis, max_query_len))
-    return context.loop(
-        params,
-        model.layer_kinds(config),
-        kv,
-        Parts(residuals, rotations, parts),
-        lambda _, kind: step_of(kind),
-        whole=tokens,
-        last_rows=last_rows,
-    )
+    def run_layers(
+        self,
+        params: Mapping[str, Any],
+        kv: KVCache,
+        tokens: StepInputs,
+        context: StepContext,
+        peers: Int32[Array, "one N 2"] | None,
+        *,
+        max_query_len: int | None = None,
+        last_rows: Int32[Array, " B"] | None = None,
+        part_sizes: Sequence[int] = (),
+    ) -> tuple[KVCache, Float[Array, "_ E"]]:
+        """Embed and run every layer; each writes its keys and values before it attends.
+
+        With `last_rows`, only these tokens leave the last layer: the last of each row. With
+        `part_sizes`, parts of so many tokens go through the layers in turn (`token_parts.py`).
+        """
+        config, model, axis = context.config, context.architecture, context.tensor_axis(peers)
+        parts, sums = [tokens], axis
+        if part_sizes and axis is not None:  # sums of parts do not depend on each other
+            parts, sums = cut(tokens, part_sizes), axis.alone()
+        residuals = [embedded(params, part, context, sums) for part in parts]
+        rotations = [model.rotations(part.positions, config, context.dtype) for part in parts]
+        # The barrier keeps XLA from computing cosines again inside every layer.
+        rotations = jax.lax.optimization_barrier(rotations)
+        step_of = cache(lambda kind: layer_function(kind, context, axis, max_query_len))
+        return context.loop(
+            params,
+            model.layer_kinds(config),
+            kv,
+            Parts(residuals, rotations, parts),
+            lambda _, kind: step_of(kind),
+            whole=tokens,
+            last_rows=last_rows,
+        )
+
+    def write_and_attend(
+        self,
+        attention: Mapping[str, Any],
+        heads: tuple[Array, ...],
+        rotation: Rotation,
+        pages: Pages,
+        tokens: StepInputs,
+        context: StepContext,
+        max_query_len: int | None = None,
+        last_rows: Int32[Array, " B"] | None = None,
+    ) -> tuple[Float[Array, "_ H D"], Pages]:
+        """Write one layer's keys and values to the pages, then attend; returns output and pages."""
+        config, kernels = context.config, context.kernels
+        q, pages = context.architecture.write_heads(
+            attention, heads, rotation, pages, tokens.slot_mapping, config, kernels
+        )
+        cu_seqlens = tokens.cu_seqlens
+        if last_rows is not None:  # each row is one query now, as in decoding
+            q, max_query_len = q.at[last_rows].get(mode="clip"), 1
+            cu_seqlens = jnp.arange(last_rows.shape[0] + 1, dtype=jnp.int32)
+        mixed = paged_attention(
+            q,
+            pages,
+            cu_seqlens,
+            tokens.context_lens,
+            tokens.block_tables,
+            scale=config.head_dim**-0.5,
+            max_query_len=max_query_len,
+            shared=tokens.shared,
+            kernels=kernels,
+        )
+        return mixed, pages
 
 
 def layer_function(
@@ -283,7 +325,7 @@ def layer_function(
             heads: tuple[Array, ...],
         ) -> Array:
             nonlocal pages
-            mixed, pages = write_and_attend(
+            mixed, pages = context.sequences.write_and_attend(
                 attention, heads, rotation, pages, part, context, max_query_len, rows
             )
             return mixed
@@ -312,36 +354,3 @@ def embedded(
         return begin(x.astype(context.dtype), kernels=kernels)
     share = model.embed_share(params, tokens.token_ids, axis)
     return begin_sum(share.astype(context.dtype), axis, kernels=kernels)
-
-
-def write_and_attend(
-    attention: Mapping[str, Any],
-    heads: tuple[Array, ...],
-    rotation: Rotation,
-    pages: Pages,
-    tokens: StepInputs,
-    context: StepContext,
-    max_query_len: int | None = None,
-    last_rows: Int32[Array, " B"] | None = None,
-) -> tuple[Float[Array, "_ H D"], Pages]:
-    """Write one layer's keys and values to the pages, then attend; returns output and pages."""
-    config, kernels = context.config, context.kernels
-    q, pages = context.architecture.write_heads(
-        attention, heads, rotation, pages, tokens.slot_mapping, config, kernels
-    )
-    cu_seqlens = tokens.cu_seqlens
-    if last_rows is not None:  # each row is one query now, as in decoding
-        q, max_query_len = q.at[last_rows].get(mode="clip"), 1
-        cu_seqlens = jnp.arange(last_rows.shape[0] + 1, dtype=jnp.int32)
-    mixed = paged_attention(
-        q,
-        pages,
-        cu_seqlens,
-        tokens.context_lens,
-        tokens.block_tables,
-        scale=config.head_dim**-0.5,
-        max_query_len=max_query_len,
-        shared=tokens.shared,
-        kernels=kernels,
-    )
-    return mixed, pages

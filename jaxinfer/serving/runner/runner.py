@@ -106,7 +106,7 @@ class Runner:
         self._builder = BatchBuilder(
             plan.buckets,
             max_num_seqs=config.max_num_seqs,
-            block_size=config.block_size,
+            block_size=config.block_tokens,
             vocab_size=context.config.vocab_size,
             prepare=functools.partial(
                 request_sampling,

@@ -100,9 +100,9 @@ def start_engine(
     config = setup.config
     runner = start_runner(setup, params, mesh, lowering=lowering, devices=devices)
     stages = config.pipeline_parallel_size
-    index, tiers = setup.tiers.sides(runner, config.block_size)
+    index, tiers = setup.tiers.sides(runner, config.block_tokens)
     scheduler = Scheduler(
-        BlockPool(runner.num_kv_blocks, config.block_size, config.enable_prefix_caching, index),
+        BlockPool(runner.num_kv_blocks, config.block_tokens, config.enable_prefix_caching, index),
         max_num_seqs=config.max_num_seqs,
         max_num_batched_tokens=runner.max_num_batched_tokens,
         max_model_len=runner.max_model_len,

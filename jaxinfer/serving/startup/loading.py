@@ -56,6 +56,7 @@ from jaxinfer.serving.sampling.sampler import (
     check_sampler,
 )
 from jaxinfer.serving.startup.apart import ApartTiers
+from jaxinfer.serving.startup.contexts import check_contexts, choose_contexts
 from jaxinfer.serving.startup.draft_head import read_head_of
 from jaxinfer.serving.startup.engine_start import (
     StartSettings,
@@ -157,6 +158,7 @@ def _load(config: EngineConfig, source: ModelSource, group: ProcessGroup | None)
     classifier = read_classifier(directory, model_config, config)
     num_processes = 1 if group is None else group.num_processes
     source.inspection.check(config, model_config, num_processes=num_processes)
+    check_contexts(config, model_config, source, num_processes=num_processes)
     draft_head = read_head_of(config, model_config)
     if config.swap_space and config.preemption_mode != "swap":
         say(config, _UNUSED_SWAP_SPACE)
@@ -175,7 +177,8 @@ def _load(config: EngineConfig, source: ModelSource, group: ProcessGroup | None)
         generation = GenerationConfig()
     default_params = default_sampling_params(generation)
     mesh = choose_mesh(config, source)
-    mesh, rules = choose_expert_groups(config, model_config, mesh, source.rules)
+    mesh, rules = choose_contexts(config, mesh, source.rules)
+    mesh, rules = choose_expert_groups(config, model_config, mesh, rules)
     source = dataclasses.replace(source, rules=rules)
     meshes = split_mesh(mesh, rules)
     config = dataclasses.replace(config, data_parallel_size=len(meshes))

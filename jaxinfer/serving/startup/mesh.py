@@ -11,6 +11,7 @@ from jaxinfer.model.sharding import make_mesh, spans_processes, tensor_parallel_
 from jaxinfer.model.stages.staged_params import make_pipeline_mesh
 from jaxinfer.serving.processes.group import ProcessGroup
 from jaxinfer.serving.replicas.meshes import make_replica_mesh, num_replicas
+from jaxinfer.serving.startup.contexts import check_context_mesh, make_context_mesh
 from jaxinfer.serving.startup.model_source import ModelSource
 
 
@@ -18,8 +19,8 @@ def choose_mesh(config: EngineConfig, source: ModelSource) -> Mesh:
     """The caller's mesh, the one its parameters live on, or a new one; over all replicas.
 
     Raises:
-        ValueError: it contradicts `tensor_parallel_size` or `data_parallel_size`, or there are too
-            few devices.
+        ValueError: it contradicts `tensor_parallel_size`, `data_parallel_size` or
+            `context_parallel_size`, or there are too few devices.
     """
     replicas, devices_each = config.data_parallel_size, config.tensor_parallel_size
     if config.pipeline_parallel_size > 1:
@@ -27,10 +28,13 @@ def choose_mesh(config: EngineConfig, source: ModelSource) -> Mesh:
     mesh = source.mesh or mesh_of(source.params)
     if mesh is None:
         devices = _devices_of(source.params)
+        if config.context_parallel_size > 1:
+            return make_context_mesh(config, devices or jax.devices())
         if replicas == 1:
             return make_mesh(devices_each, devices)
         return make_replica_mesh(replicas, devices_each, devices)
     _check_processes(mesh)
+    check_context_mesh(config, mesh)
     size = tensor_parallel_size(mesh, source.rules)
     if devices_each not in (1, size):
         raise ValueError(

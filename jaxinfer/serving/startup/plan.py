@@ -14,13 +14,14 @@ from jax.sharding import Mesh
 from jaxinfer.config import EngineConfig
 from jaxinfer.errors import CapacityError
 from jaxinfer.kernels.attention.kv_cache_spec import Tally
+from jaxinfer.kernels.attention.partial import BACKENDS
 from jaxinfer.kernels.attention.shared_prefix import rows_in_item
 from jaxinfer.kernels.choice import Backend, choose_backend, compute_capability_of
 from jaxinfer.kernels.policy import Kernels
 from jaxinfer.model.architecture import activation_dtype
 from jaxinfer.model.config import ModelConfig
 from jaxinfer.model.draft_head.head_config import HeadConfig
-from jaxinfer.model.sharding import ShardingRules, tensor_parallel_size
+from jaxinfer.model.sharding import ShardingRules
 from jaxinfer.model.stages.staged_params import num_stages, stage_meshes
 from jaxinfer.planning.blocks import (
     blocks_on_devices,
@@ -66,6 +67,7 @@ from jaxinfer.serving.runner.pipeline.staged_host_inputs import StagedHostInputs
 from jaxinfer.serving.sampling.sampler import CustomSampler, LogitsProcessor
 from jaxinfer.serving.slots.adapter_datum import SLOT_OF_TOKEN
 from jaxinfer.serving.startup import memory
+from jaxinfer.serving.startup.contexts import num_exchanging, sequences_on
 from jaxinfer.startup_report import StartupReport
 
 # Autotuning takes time and changes only the products' scratch memory, for which XLA otherwise
@@ -127,15 +129,16 @@ def plan_engine(
         sampling_mesh,
         rules,
         kernels,
-        engine_config.block_size,
+        engine_config.block_tokens,
         dtype,
-        have_peer_buffers(sampling_mesh, tensor_parallel_size(mesh, rules), kernels)
+        have_peer_buffers(sampling_mesh, num_exchanging(mesh, rules), kernels)
         and reach_each_other(sampling_mesh),
         logits_processor,
         sampler,
         engine_config.count_logprobs(model_config.vocab_size),
         engine_config.logprobs_mode,
         engine_config.kv_cache_dtype,
+        sequences=sequences_on(mesh, rules),
     )
     plain = _layer_loop(context, engine_config, draft_head)
     context = replace(context, loop=inspection.loop(plain, model_config, dtype, context.axis))
@@ -153,7 +156,7 @@ def plan_engine(
         inspection,
         max_num_seqs=engine_config.max_num_seqs,
         max_num_batched_tokens=engine_config.token_budget(device.platform),
-        block_size=engine_config.block_size,
+        block_size=engine_config.block_tokens,
         platform=device.platform,
         num_decode_steps=1
         if num_stages(mesh) > 1
@@ -172,14 +175,14 @@ def plan_engine(
     try:
         blocks, probes = _most_blocks(programs, buckets, engine_config, devices, first, lowering)
         blocks = fewest(blocks)
-        usable = usable_tokens(blocks, engine_config.block_size)
+        usable = usable_tokens(blocks, engine_config.block_tokens)
         if engine_config.max_model_len is None and usable < max_model_len:
             # Shorter sequences make no step larger, so that these blocks fit beside them.
             max_model_len = usable
             buckets = shapes(max_model_len=max_model_len)
         check_capacity(
             num_blocks=blocks,
-            block_size=engine_config.block_size,
+            block_size=engine_config.block_tokens,
             max_model_len=max_model_len,
             remedy=inspection.remedy(
                 _remedy(engine_config, device.platform, max_model_len), engine_config
@@ -302,7 +305,7 @@ def choose_attention(
     """
     device = mesh.local_devices[0]
     wanted = engine_config.attention_backend
-    return choose_backend(
+    backend, reason = choose_backend(
         "xla" if engine_config.eager and wanted == "auto" else wanted,
         head_dim=model_config.head_dim,
         dtype=dtype,
@@ -312,10 +315,15 @@ def choose_attention(
         compute_capability=compute_capability_of(device),
         kv_cache_dtype=engine_config.kv_cache_dtype,
     )
+    if engine_config.context_parallel_size > 1 and backend not in BACKENDS:
+        return "xla", f"{backend} can't attend over parts of a sequence"
+    return backend, reason
 
 
 def _rows_in_item(programs: Programs) -> int:
     if programs.context.kernels.backend != "mosaic":
+        return 0
+    if programs.context.rules.context is not None:
         return 0
     heads = min(layer.heads for layer in programs.cache.layers)
     return rows_in_item(programs.context.config.num_attention_heads // heads)
@@ -332,17 +340,17 @@ def _max_model_len(
         return config.max_model_len
     longest = programs.context.config.max_context_length
     if config.num_kv_blocks is not None:
-        return min(longest, (config.num_kv_blocks - 1) * config.block_size)
+        return min(longest, (config.num_kv_blocks - 1) * config.block_tokens)
     if devices[0].platform != "cpu":
         return longest
     block_bytes = programs.cache.block_bytes * len(devices)
-    fits = memory.longest_on_cpu(block_bytes=block_bytes, block_size=config.block_size)
-    return min(longest, max(fewest(fits), config.block_size))
+    fits = memory.longest_on_cpu(block_bytes=block_bytes, block_size=config.block_tokens)
+    return min(longest, max(fewest(fits), config.block_tokens))
 
 
 def _remedy(config: EngineConfig, platform: str, max_model_len: int) -> str:
     """The remedy that lets a longer sequence fit."""
-    blocks = -(-max_model_len // config.block_size) + 1
+    blocks = -(-max_model_len // config.block_tokens) + 1
     if config.num_kv_blocks is not None:
         return f"raise num_kv_blocks to {blocks}"
     if platform == "cpu":
@@ -405,7 +413,7 @@ def _count_blocks(
     free_bytes = memory.free_bytes(devices, utilization=utilization)
     if config.kv_offloading_size:
         budget = config.token_budget(devices[0].platform)
-        free_bytes -= 2 * block_bytes * staged_blocks(budget, config.block_size)
+        free_bytes -= 2 * block_bytes * staged_blocks(budget, config.block_tokens)
     tallies = [entry for entry in programs.kv if isinstance(entry, Tally)]
     free_bytes -= memory.bytes_per_device((programs.started_later, tallies))
     largest = largest_programs(buckets, programs.context.kernels)

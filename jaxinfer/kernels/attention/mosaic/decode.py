@@ -27,6 +27,8 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -114,7 +116,8 @@ def paged_decode_attention(
     *,
     shared: SharedPrefixes | None = None,
     config: DecodeConfig | None = None,
-) -> Float[Array, "B H D"]:
+    combine: Callable[..., Any] = combine_splits,
+) -> Any:
     """Decode attention of one query a row on Hopper; see `Attend`.
 
     Args:
@@ -123,6 +126,7 @@ def paged_decode_attention(
         shared: which rows begin with the same pages, so that these are read once; None looks at
             every row alone.
         config: tuning, without `shared`; None takes `choose_config`'s.
+        combine: replaces `combine_splits`, and gives the result where there are several.
 
     Returns:
         `[B, H, D]` in q's dtype.
@@ -162,7 +166,7 @@ def paged_decode_attention(
     if not problem.leaves_partials:
         return out[0][: B * H].reshape(B, H, D)
     partial, log_sums = out
-    return combine_splits(partial, log_sums, config.num_splits, B=B, H=H, dtype=q.dtype)
+    return combine(partial, log_sums, config.num_splits, B=B, H=H, dtype=q.dtype)
 
 
 def _check_sharing(rows: int, group: int, window: int | None, config: DecodeConfig | None) -> None:

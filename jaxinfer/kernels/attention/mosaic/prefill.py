@@ -23,13 +23,14 @@ The method, with the source of each idea:
 from __future__ import annotations
 
 import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int32
 
 from jaxinfer.kernels.attention.mosaic.page_tiles import PageFormat, in_memory
 from jaxinfer.kernels.attention.mosaic.prefill_items import (
@@ -47,6 +48,7 @@ from jaxinfer.kernels.attention.pages import PagedRows, Pages, Scoring
 from jaxinfer.kernels.constants import LOG2_E, MULTIPROCESSORS
 from jaxinfer.kernels.mosaic.built_for import at_least, call_built_for
 from jaxinfer.kernels.mosaic.pages import SWIZZLED, Tiling, check_pool, on_warps, zero_rows_after
+from jaxinfer.kernels.mosaic.rows import store_anyhow
 
 _TOKENS, _ROWS, _LINES = 2**24, 65_536, 2**19  # that one kernel serves
 _WGMMA = plgpu.Layout.WGMMA
@@ -74,6 +76,28 @@ def paged_prefill_attention(
     Raises:
         ValueError: a shape the kernel cannot load; `choose_backend` never lets one through.
     """
+    return _attention(q, pages, rows, scoring, config or PrefillConfig())[0]
+
+
+def partial_prefill_attention(
+    q: Float[Array, "T H D"], pages: Pages, rows: PagedRows, scoring: Scoring
+) -> tuple[Float[Array, "T H D"], Float[Array, "T H"]]:
+    """The same over a part of each row's keys; see `PartialAttend`."""
+    out, sums = _attention(q, pages, rows, scoring, PrefillConfig(), leaves_sums=True)
+    assert sums is not None
+    return out, sums
+
+
+def _attention(
+    q: Float[Array, "T H D"],
+    pages: Pages,
+    rows: PagedRows,
+    scoring: Scoring,
+    config: PrefillConfig,
+    *,
+    leaves_sums: bool = False,
+) -> tuple[Float[Array, "T H D"], Float[Array, "T H"] | None]:
+    """The output, and if they are wanted base-2 logarithms of the sums."""
     T, H, D = q.shape
     S, K = pages.k.shape[1:3]
     context_lens, block_tables, cu_seqlens_q = rows
@@ -81,24 +105,46 @@ def paged_prefill_attention(
     if D not in (64, 128):
         raise ValueError(f"head_dim must be 64 or 128, not {D}")
     check_pool(pages.k)
-    config = config or PrefillConfig()
     tiling = Tiling(config.block_kv, S, block_tables.shape[1])
     pages_format = PageFormat(jnp.dtype(pages.k.dtype), jnp.dtype(q.dtype))
-    p = Problem(H, K, D, tiling, config, scoring.window, scoring.scale, pages_format)
+    p = Problem(H, K, D, tiling, config, scoring.window, scoring.scale, pages_format, leaves_sums)
     padding = -T % 8
     if padding:
         q = jnp.pad(q, ((0, padding), (0, 0), (0, 0)))
     lines, count = work_list(T, cu_seqlens_q, context_lens, p.queries, scoring.window)
     args = (q, pages.k, pages.v, block_tables, lines, count)
+    wanted = _out_type(p, q, lines)
     out = call_built_for(
-        _launch,
-        p,
-        _built_for(p, args),
-        args,
-        jax.ShapeDtypeStruct(q.shape, q.dtype),
-        name="paged_prefill_attention",
+        _launch, p, _built_for(p, args), args, wanted, name="paged_prefill_attention"
     )
-    return out[:T] if padding else out
+    out, sums = out if leaves_sums else (out, None)
+    out = out[:T] if padding else out
+    return out, None if sums is None else _by_token(sums, lines, count, T)
+
+
+def _out_type(p: Problem, q: Any, lines: Any) -> Any:
+    """The output; and logarithms, each tile's in the place of its line."""
+    out = jax.ShapeDtypeStruct(q.shape, q.dtype)
+    if not p.leaves_sums:
+        return out
+    return out, jax.ShapeDtypeStruct((lines.shape[0], p.H, p.queries // ROWS, ROWS), jnp.float32)
+
+
+def _by_token(
+    sums: Float[Array, "tiles H halves rows"],
+    lines: Int32[Array, "tiles 8"],
+    count: Int32[Array, " 1"],
+    T: int,
+) -> Float[Array, "T H"]:
+    """The logarithms of each token, of the one tile that it belongs to."""
+    sums = sums.reshape(*sums.shape[:2], -1)
+    query = jnp.arange(sums.shape[2], dtype=jnp.int32)
+    token = lines[:, Field.FIRST_EIGHTH, None] * 8 + query
+    belongs = (token >= lines[:, Field.BEGIN, None]) & (token < lines[:, Field.END, None])
+    exists = jnp.arange(lines.shape[0], dtype=jnp.int32) < count
+    token = jnp.where(belongs & exists[:, None], token, T)
+    nothing = jnp.full((T, sums.shape[1]), -jnp.inf, jnp.float32)
+    return nothing.at[token].set(sums.swapaxes(1, 2), mode="drop")
 
 
 def _built_for(p: Problem, args: tuple[jax.Array, ...]) -> tuple[jax.ShapeDtypeStruct, ...]:
@@ -120,7 +166,7 @@ def _launch(p: Problem, shapes: tuple[jax.ShapeDtypeStruct, ...]):
     free = plgpu.Barrier(num_arrivals=CONSUMERS, num_barriers=stages)
     return plgpu.kernel(
         functools.partial(_block, p),
-        out_type=shapes[0],
+        out_type=_out_type(p, shapes[0], shapes[4]),
         grid=(MULTIPROCESSORS,),
         grid_names=("block",),
         num_threads=CONSUMERS + 1,
@@ -147,9 +193,10 @@ def _launch(p: Problem, shapes: tuple[jax.ShapeDtypeStruct, ...]):
     )
 
 
-def _block(p, q, k_pages, v_pages, tables, lines, count, out, *, q_smem, k_smem, v_smem, o_smem,
+def _block(p, q, k_pages, v_pages, tables, lines, count, *outputs, q_smem, k_smem, v_smem, o_smem,
            q_filled, q_free, k_filled, v_filled, k_free, v_free, unused, wide):  # fmt: skip
     del unused
+    out = outputs[0]
     consumer = lax.axis_index("warpgroup")
     items = functools.partial(item_of, p, lines, count)
     rounds = num_rounds(p, count)
@@ -180,8 +227,8 @@ def _block(p, q, k_pages, v_pages, tables, lines, count, out, *, q_smem, k_smem,
             item = items(round_)
             pl.when(item.has_keys)(lambda: plgpu.barrier_wait(q_filled.at[consumer]))
             queries = p.format.queries(q_smem.at[consumer], own)
-            acc, sums = _attend(p, item, done, consumer, queries, k_smem, v_smem,
-                             k_filled, v_filled, k_free, v_free, own)  # fmt: skip
+            acc, m, sums = _attend(p, item, done, consumer, queries, k_smem, v_smem,
+                                k_filled, v_filled, k_free, v_free, own)  # fmt: skip
 
             pl.when(item.has_keys)(lambda: plgpu.barrier_arrive(q_free.at[consumer]))
 
@@ -190,6 +237,10 @@ def _block(p, q, k_pages, v_pages, tables, lines, count, out, *, q_smem, k_smem,
                 inverse = jnp.where(sums > 0, 1.0 / sums, 0.0)
                 result = acc * lax.broadcast_in_dim(inverse, acc.shape, [0])
                 _store(p, item, consumer, result.astype(p.dtype), o_smem, out)
+                if p.leaves_sums:
+                    head, _ = p.head_and_offset(item.head_tile, consumer)
+                    half = 0 if p.paired_heads else consumer
+                    store_anyhow(outputs[1].at[item.place, head, half], m + jnp.log(sums) * LOG2_E)
 
             return done + item.last_tile - item.first_tile
 
@@ -217,7 +268,7 @@ def _load_queries(p, rounds, items, q, q_smem, q_filled, q_free):
 
 def _attend(p, item, done, consumer, queries, k_smem, v_smem,
             k_filled, v_filled, k_free, v_free, wide):  # fmt: skip
-    """All keys of one item: returns the unnormalised output `[64, D]` and the sums `[64]`."""
+    """All keys of one item: unnormalised output `[64, D]`, maxima (base 2) and sums `[64]`."""
     stages, block_kv = p.config.stages, p.config.block_kv
     offset = p.head_and_offset(item.head_tile, consumer)[1]
     first_query = item.first_query + offset
@@ -279,8 +330,7 @@ def _attend(p, item, done, consumer, queries, k_smem, v_smem,
     if p.window is not None:
         whole = item.first_tile
     carry = lax.fori_loop(item.first_tile, whole, functools.partial(step, masked=False), carry)
-    acc, _, sums = lax.fori_loop(whole, item.last_tile, functools.partial(step, masked=True), carry)
-    return acc, sums
+    return lax.fori_loop(whole, item.last_tile, functools.partial(step, masked=True), carry)
 
 
 def _mask(s, first_position, first_key, window):

@@ -43,6 +43,7 @@ class Problem:
     window: int | None
     scale: float
     format: PageFormat
+    leaves_sums: bool = False
 
     @property
     def dtype(self) -> jnp.dtype:
@@ -81,6 +82,7 @@ class Item:
     """One tile of queries of one head or pair of heads."""
 
     exists: Scalar
+    place: Scalar  # of its line
     head_tile: Scalar
     line: tuple[Scalar, ...]
     first_tile: Scalar
@@ -118,8 +120,9 @@ def item_of(p: Problem, lines: Ref, count: Ref, round_: Scalar) -> Item:
     items = count[0] * p.head_tiles
     exists = index < items
     index = jnp.minimum(index, items - 1)
-    line = tuple(lines[index // p.head_tiles, field] for field in Field)
+    place = index // p.head_tiles
+    line = tuple(lines[place, field] for field in Field)
     first_tile = line[Field.FIRST_KEY] // p.config.block_kv
     last_tile = pl.cdiv(line[Field.END_KEY], jnp.int32(p.config.block_kv))
     last_tile = jnp.where(exists, last_tile, first_tile)
-    return Item(exists, index % p.head_tiles, line, first_tile, last_tile)
+    return Item(exists, place, index % p.head_tiles, line, first_tile, last_tile)

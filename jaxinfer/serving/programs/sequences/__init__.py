@@ -1,0 +1,1 @@
+"""How sequences lie on the devices: whole, or dealt to them (context parallelism)."""
