@@ -3,13 +3,15 @@
 On two GPUs: python -m scripts.measurements.prompts_apart --model-shape 8b
 On a CPU: XLA_FLAGS=--xla_force_host_platform_device_count=2 python -m \
 scripts.measurements.prompts_apart --rows 2 --prompts 4 --tokens 40 --answer 40
-Status 1 if a prompt was not handed over, or if answers differ more than rounding lets them.
+Keeps a record. Status 1 if a prompt was not handed over, or if answers differ more than rounding
+lets them.
 """
 
 import argparse
 import asyncio
 import json
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -39,6 +41,9 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--tokens", type=positive_integer, default=8000, help="of each")
     parser.add_argument("--every", type=float, default=0.25, help="seconds between prompts")
     parser.add_argument("--offloading-gib", type=float, help="of each replica; default: what fits")
+    parser.add_argument(
+        "--output-directory", type=Path, help="instead of benchmarks/results/ (for trials)"
+    )
     add_engine_flags(parser)
     return parser
 
@@ -51,6 +56,8 @@ def main() -> int:
 
 def _run(arguments: argparse.Namespace) -> int:
     start_platform(process_arguments(arguments))
+    from scripts.measurements.results import RESULTS, save_result
+
     gib = arguments.offloading_gib or (24.0 if arguments.model_shape else 0.25)
     common = {
         "online": True,
@@ -63,7 +70,12 @@ def _run(arguments: argparse.Namespace) -> int:
     ways = {name: _measured(arguments, common | more) for name, more in _WAYS.items()}
     checks = _checks(ways, arguments)
     shown = {name: way["figures"] for name, way in ways.items()}
-    print(json.dumps({"figures": shown, "checks": checks}, indent=1))
+    report = {"figures": shown, "checks": checks}
+    print(json.dumps(report, indent=1))
+    sizes = {name: getattr(arguments, name) for name in ("rows", "answer", "prompts", "tokens")}
+    report |= sizes | {"every_s": arguments.every} | ways["apart"]["engine"]
+    kind = f"prompts-apart-{arguments.model_shape or 'bundled'}"
+    print(f"kept in {save_result(kind, report, arguments.output_directory or RESULTS)}")
     return OK if all(checks[name] for name in checks if name.startswith("ok")) else FAILED
 
 
@@ -74,6 +86,7 @@ def _measured(arguments: argparse.Namespace, options: dict[str, Any]) -> dict[st
     """Gaps between tokens of running rows, first tokens of prompts, and what checks need."""
     from jaxinfer import SamplingParams
     from jaxinfer.measure.random_weights import build_engine
+    from scripts.speed.report import engine_record
 
     rng = np.random.default_rng(0)
     with build_engine(arguments.model_shape, options) as llm:
@@ -94,6 +107,7 @@ def _measured(arguments: argparse.Namespace, options: dict[str, Any]) -> dict[st
             llm.generate([prompt], greedy.clone(logprobs=5), use_tqdm=False)[0]
             for prompt in checked
         ]
+        engine = engine_record(llm, arguments.model_shape)
     quantiles = {f"itl_p{q}_ms": float(np.percentile(gaps, q)) * 1e3 for q in (50, 99, 99.9)}
     figures = (
         quantiles
@@ -107,7 +121,7 @@ def _measured(arguments: argparse.Namespace, options: dict[str, Any]) -> dict[st
     )
     tokens = [(output.outputs[0].logprobs or [{}])[0] for output in first]
     logprobs = [{token: value.logprob for token, value in each.items()} for each in tokens]
-    return {"figures": figures, "logprobs": logprobs}
+    return {"figures": figures, "logprobs": logprobs, "engine": engine}
 
 
 async def _traffic(

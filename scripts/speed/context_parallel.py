@@ -5,7 +5,7 @@ python -m scripts.speed.context_parallel --model-shape 8b --prompt 131072 --deco
 
 The check compares log-probabilities of texts by the bundled model on one device and on C. The
 measurement asks one prompt at a time, of tokens that no prompt before had, and prints seconds to
-its first token, and seconds a token behind a context, on one device and on C.
+its first token, and seconds a token behind a context, on one device and on C, and keeps a record.
 """
 
 import argparse
@@ -14,6 +14,7 @@ import gc
 import statistics
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -44,6 +45,9 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--decode-at", type=positive_integer, default=65_536, help="tokens")
     parser.add_argument("--decoded", type=positive_integer, default=64, help="tokens")
     parser.add_argument("--repeats", type=positive_integer, default=3, help="default: 3")
+    parser.add_argument(
+        "--output-directory", type=Path, help="instead of benchmarks/results/ (for trials)"
+    )
     return parser
 
 
@@ -61,11 +65,19 @@ def _run(arguments: argparse.Namespace) -> int:
         lines, agrees = agreement(one, several)
         print("\n".join(lines), flush=True)
         return OK if agrees else FAILED
-    found = [_measured(degree, arguments) for degree in degrees]
-    for name in ("ttft_s", "tpot_s"):
-        one, several = (each[name] for each in found)
-        print(f"{name}: {one:.4f} on 1, {several:.4f} on {degrees[1]}: {several / one:.3f}x")
-    return OK
+    from scripts.measurements.results import RESULTS, save_result
+
+    one, several = (_measured(degree, arguments) for degree in degrees)
+    ratios = {name: several[name] / one[name] for name in ("ttft_s", "tpot_s")}
+    for name, ratio in ratios.items():
+        print(f"{name}: {one[name]:.4f} on 1, {several[name]:.4f} on {degrees[1]}: {ratio:.3f}x")
+    sizes = {name: getattr(arguments, name) for name in ("prompt", "decode_at", "decoded")}
+    report = {**sizes, "ratios": ratios, "one": one, "several": several}
+    report["num_compilations"] = one["num_compilations"] + several["num_compilations"]
+    directory = arguments.output_directory or RESULTS
+    path = save_result(f"context-parallel-{arguments.model_shape}", report, directory)
+    print(f"kept in {path}")
+    return FAILED if report["num_compilations"] else OK
 
 
 def logprobs_on(degree: int) -> list[float]:
@@ -109,8 +121,10 @@ def agreement(one: Sequence[float], several: Sequence[float]) -> tuple[list[str]
     return [line, "they agree" if agrees else f"TOO MUCH: {_MOST_MEAN} and {_MOST} allowed"], agrees
 
 
-def _measured(degree: int, arguments: argparse.Namespace) -> dict[str, float]:
+def _measured(degree: int, arguments: argparse.Namespace) -> dict[str, Any]:
     """Medians of seconds to the first token, and of seconds a token, of one request at a time."""
+    from scripts.speed.report import engine_record
+
     longest = max(arguments.prompt, arguments.decode_at + arguments.decoded) + 64
     with _engine(arguments.model_shape, degree, longest) as llm:
         print(f"context_parallel_size={degree}: {llm.report}", flush=True)
@@ -120,6 +134,7 @@ def _measured(degree: int, arguments: argparse.Namespace) -> dict[str, float]:
             return _seconds(llm, rng.integers(0, 1000, prompt).tolist(), count)
 
         seconds(arguments.prompt, 1)
+        before = llm.num_compilations
         first = [seconds(arguments.prompt, 1) for _ in range(arguments.repeats)]
         steps = []
         for _ in range(arguments.repeats + 1):
@@ -127,9 +142,12 @@ def _measured(degree: int, arguments: argparse.Namespace) -> dict[str, float]:
             _seconds(llm, context, 2)  # its blocks are cached from here on
             short, long = (_seconds(llm, context, n) for n in (2, 2 + arguments.decoded))
             steps.append((long - short) / arguments.decoded)
+        record = engine_record(llm, arguments.model_shape)
+        record["num_compilations"] = llm.num_compilations - before
     gc.collect()
     print(f"context_parallel_size={degree}: TTFT s {first}, TPOT s {steps}", flush=True)
-    return {"ttft_s": statistics.median(first), "tpot_s": statistics.median(steps[1:])}
+    medians = {"ttft_s": statistics.median(first), "tpot_s": statistics.median(steps[1:])}
+    return {**record, **medians, "all_ttft_s": first, "all_tpot_s": steps[1:]}
 
 
 def _seconds(llm: "LLM", prompt: list[int], count: int) -> float:
