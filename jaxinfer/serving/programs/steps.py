@@ -196,8 +196,7 @@ def feed_last_tokens(
         slot_mapping=slot_mapping,
         cu_seqlens=cu_seqlens,
     )
-    given = (params, kv, tokens, context, peers)
-    kv, x = context.sequences.run_layers(*given, max_query_len=1)
+    kv, x = context.sequences.run_layers(params, kv, tokens, context, peers, max_query_len=1)
     return kv, context.architecture.final_hidden(params, x, context.config), token_ids
 
 

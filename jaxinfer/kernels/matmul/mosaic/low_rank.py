@@ -12,6 +12,7 @@ wait sets them back.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -121,23 +122,36 @@ def in_use(
     return jnp.concatenate([used.sum(dtype=jnp.int32)[None], of_place])
 
 
+def by_piece(pieces: Ref, matrices: int, do: Callable[[Scalar, int, Scalar], None]) -> None:
+    """Calls `do(step, matrix, piece)` for each piece in use and each matrix that has ranks."""
+
+    def do_next(index: Scalar, _: None) -> None:
+        for matrix in range(matrices):
+            do(index * matrices + matrix, matrix, pieces[index + 1])
+
+    lax.fori_loop(0, pieces[0], do_next, None)
+
+
 def write_own(
-    sums: jax.Array, low_rank: Any, rows: pl.Slice, columns: pl.Slice, ranks: Ref
+    sums: Sequence[jax.Array], low_rank: Any, rows: pl.Slice, first: Scalar, ranks: Ref
 ) -> None:
     """Writes ranks that belong to their rows, and zeros for others; called by one warpgroup.
 
     Args:
-        sums: of these rows and columns, in wgmma's layout.
+        sums: of these rows, in wgmma's layout, side by side.
         low_rank: references of `Operands`.
+        first: the first of the sums' columns.
         ranks: in device memory, for what all blocks compute.
     """
-    slots = lax.broadcast_in_dim(load_global(low_rank.slots.at[rows], _ROW), sums.shape, [0])
-    owners = load_global(low_rank.owners.at[columns], _COLUMN)
-    own = slots == lax.broadcast_in_dim(owners, sums.shape, [1])
-    # Selected, not multiplied: what another adapter overflows to reaches no one else.
-    store_anyhow(
-        ranks.at[rows, columns], jnp.where(own, sums, jnp.zeros_like(sums)).astype(ranks.dtype)
-    )
+    for index, part in enumerate(sums):
+        columns = pl.ds(first + index * part.shape[1], part.shape[1])
+        slots = lax.broadcast_in_dim(load_global(low_rank.slots.at[rows], _ROW), part.shape, [0])
+        owners = load_global(low_rank.owners.at[columns], _COLUMN)
+        own = slots == lax.broadcast_in_dim(owners, part.shape, [1])
+        # Selected, not multiplied: what another adapter overflows to reaches no one else.
+        store_anyhow(
+            ranks.at[rows, columns], jnp.where(own, part, jnp.zeros_like(part)).astype(ranks.dtype)
+        )
 
 
 def count(counts: Ref, block: Scalar) -> None:

@@ -330,12 +330,13 @@ def _block(p, tree, *refs, xo_smem, w_smem, filled, free, done):
 
 
 def _write(p, consumer, sums, outputs, o_smem):
-    width = p.config.features
-    if p.own_ranks == 1:
-        sums = [sums[0][:, i * width : (i + 1) * width] for i in range(p.matrices)]
-    out = sums[0]
+    def of(matrix):
+        first = matrix * p.config.features
+        return sums[matrix] if len(sums) > 1 else sums[0][:, first : first + p.config.features]
+
+    out = of(0)
     if p.matrices == 2:
-        out = out / (1.0 + jnp.exp(-out)) * sums[1]
+        out = out / (1.0 + jnp.exp(-out)) * of(1)
     store_anyhow(o_smem.at[consumer], out.astype(p.dtype))
     plgpu.commit_smem()
 
@@ -351,9 +352,7 @@ def _write(p, consumer, sums, outputs, o_smem):
 
 def _write_ranks(p, consumer, sums, low_rank, ranks):
     """Writes this consumer's ranks, and says so to the blocks that wait for them."""
-    for index, part in enumerate(sums):
-        columns = pl.ds(p.tile * p.columns + index * part.shape[1], part.shape[1])
-        adapters.write_own(part, low_rank, p.rows_of(consumer), columns, ranks)
+    adapters.write_own(sums, low_rank, p.rows_of(consumer), p.tile * p.columns, ranks)
     adapters.count(low_rank.counts, p.row // p.config.rows)
 
 
@@ -367,18 +366,12 @@ def _stream(p, free, copy):
 
 
 def _stream_ranks(p, operands, free, copy):
-    """Goes on as `_stream` did, for the ranks that any row has.
+    """Goes on as `_stream` did, with `copy(first rank, stage, slot, first column)`."""
 
-    With `copy(first rank, stage, slot, first column)`, where each of a block's matrices has ranks.
-    """
-    inputs, pieces = p.parts[0], operands.low_rank.pieces
+    def fill(step, matrix, piece):
+        _fill(p, free, functools.partial(copy, matrix * p.ranks), p.parts[0] + step, piece)
 
-    def fill_next(index, _):
-        for matrix in range(p.own_ranks):
-            step = inputs + index * p.own_ranks + matrix
-            _fill(p, free, functools.partial(copy, matrix * p.ranks), step, pieces[index + 1])
-
-    lax.fori_loop(0, pieces[0], fill_next, None)
+    adapters.by_piece(operands.low_rank.pieces, p.own_ranks, fill)
 
 
 def _fill(p, free, copy, step, piece):
