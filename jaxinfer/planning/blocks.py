@@ -71,8 +71,12 @@ def blocks_on_devices(
     return blocks // grain * grain
 
 
+STAGED = 3
+"""Times `staged_blocks` lie beside the pages: evicted by two steps, and on their way back."""
+
+
 def staged_blocks(token_budget: int, block_size: int) -> int:
-    """Blocks that lie on a device beside the pages, on their way to host memory or back, at most.
+    """Blocks that come back from host memory at once, at most.
 
     A step evicts about as many as it fills.
 

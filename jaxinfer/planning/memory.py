@@ -7,6 +7,7 @@ from jaxinfer.errors import CapacityError
 from jaxinfer.kernels.attention.page_limit import most_pages
 from jaxinfer.planning.adapters import adapter_bytes
 from jaxinfer.planning.blocks import (
+    STAGED,
     blocks_on_devices,
     engine_bytes,
     longest_that_fits,
@@ -201,10 +202,10 @@ def _plan_stage(
 
 
 def _staged_bytes(config: EngineConfig, block_bytes: int) -> int:
-    """Room for the blocks of both directions."""
+    """Room for blocks on their way to host memory and back."""
     if not config.kv_offloading_size:
         return 0
-    return 2 * block_bytes * staged_blocks(config.token_budget("gpu"), config.block_size)
+    return STAGED * block_bytes * staged_blocks(config.token_budget("gpu"), config.block_size)
 
 
 def _host_blocks(config: EngineConfig, block_bytes: int) -> int:

@@ -31,7 +31,7 @@ def python_loop_ms() -> float:
 
 _VARIANTS = (
     *("--num-decode-steps", "--quantization", "--kv-cache-dtype"),
-    *("--router-skew", "--expert-statistics"),
+    *("--router-skew", "--expert-statistics", "--pipeline-parallel-size"),
 )
 
 
@@ -58,7 +58,7 @@ def save_result(kind: str, figures: dict[str, Any], directory: Path = RESULTS) -
         "time": now.isoformat(timespec="seconds"),
         "commit": git_commit(ROOT),
         "tree": package_tree_id(),
-        "command": shlex.join(["python", *sys.argv]),
+        "command": shlex.join(["python", *_program(), *sys.argv[1:]]),
         "machine": machine,
         **figures,
     }
@@ -79,3 +79,9 @@ def load_results(directory: Path = RESULTS) -> list[dict[str, Any]]:
 
 def _slug(text: str) -> str:
     return re.sub(r"[^a-z0-9.]+", "-", text.lower()).strip("-")
+
+
+def _program() -> tuple[str, ...]:
+    """The script that runs, as its user named it: by its path, or as a module."""
+    name = getattr(getattr(sys.modules["__main__"], "__spec__", None), "name", "")
+    return ("-m", name) if name.startswith("scripts.") else (sys.argv[0],)

@@ -21,6 +21,7 @@ from jaxinfer.serving.prefix_tiers.tier_counts import TierCounts
 logger = logging.getLogger("jaxinfer")
 
 _PATIENCE_S = 0.5  # for room on the devices; then the blocks are computed again
+_STEPS_OUT = 2
 _ROWS_IF_READ = 2  # that a block from the next tier takes at most, with an array's padding
 _SETTLING_S = 5.0  # for copies that had begun; what is called off begins no more
 
@@ -30,14 +31,16 @@ class Transfers:
 
     Blocks travel as rows of arrays (`BlockRow`), with a part for each device. They are gathered
     into fresh arrays before a step overwrites the pages, and one thread copies these to pinned host
-    memory. A second thread brings arrays back to the devices, where a later step writes them to
-    pages. In both directions at most `most_staged` rows lie on the devices beside the pages.
+    memory. A second thread brings arrays back to the devices, and a third sees them arrive, so that
+    several fetches are on their way together: each waits for the steps that were launched before
+    it. A later step writes them to pages. At most `most_staged` rows on their way in lie on the
+    devices beside the pages, and twice as many on their way out, of a step and the one behind it.
 
     Args:
         tier: holds the blocks.
         policy: is told how long fetches take.
         row: shape, dtype and sharding of a block on the devices.
-        most_staged: blocks on their way in one direction at most.
+        most_staged: blocks on their way in at most; a step evicts as many.
         within: makes the context manager that the threads run in.
 
     Attributes:
@@ -72,6 +75,7 @@ class Transfers:
         self._is_closed = False
         self._outward = futures.ThreadPoolExecutor(1, "jaxinfer-tiers-out", _enter, (within,))
         self._inward = futures.ThreadPoolExecutor(1, "jaxinfer-tiers-in", _enter, (within,))
+        self._arriving = futures.ThreadPoolExecutor(1, "jaxinfer-tiers-wait", _enter, (within,))
 
     def __contains__(self, key: bytes) -> bool:
         """Whether a tier holds the block; one that is still on its way is not there yet."""
@@ -91,7 +95,7 @@ class Transfers:
         with self._changed:
             if key in self._wanted:
                 return False
-            if len(self._expected) + self._num_outgoing >= self.most_staged:
+            if len(self._expected) + self._num_outgoing >= _STEPS_OUT * self.most_staged:
                 self.counts.dropped_blocks += 1
                 return False
             self._expected.add(key)
@@ -180,6 +184,7 @@ class Transfers:
         self._outward.submit(lambda: None).result()
         # A thread that still reads a file brings nothing to the devices afterwards.
         futures.wait([self._inward.submit(lambda: None)], _SETTLING_S)
+        self._arriving.submit(lambda: None).result()
 
     def close(self, last: Iterable[tuple[bytes, Any]] = ()) -> None:
         """End the threads, with what is on its way out in the tiers; may be called again.
@@ -195,6 +200,7 @@ class Transfers:
         self._is_closed = True
         futures.wait([self._inward.submit(lambda: None)], _SETTLING_S)
         self._inward.shutdown(wait=False, cancel_futures=True)
+        self._arriving.shutdown()
         self.tier.close(last)
 
     def snapshot(self) -> TierCounts:
@@ -243,17 +249,23 @@ class Transfers:
                 return
             blocks = fetch.blocks if has_room else []
             self._num_staged += fetch.num_staged
-        start = time.perf_counter()
         rows: list[BlockRow] = []
         try:
-            blocks = self._found(fetch, blocks)
-            start = time.perf_counter()
-            if blocks and not fetch.is_released:
-                rows = self._on_device(blocks)
+            found = self._found(fetch, blocks)
+            if found and not fetch.is_released:
+                rows = self._on_device(found)
         except Exception as error:
             logger.warning("%d KV blocks are computed again: %s", len(fetch.keys), error)
+        self._arriving.submit(self._arrive, fetch, rows)
+
+    def _arrive(self, fetch: Fetch, rows: list[BlockRow]) -> None:
+        """Have a fetch be done when its arrays are on the devices."""
+        try:
+            self._await(rows)
+        except Exception as error:
+            logger.warning("%d KV blocks are computed again: %s", len(fetch.keys), error)
+            rows = []
         num_bytes = len(rows) * self.block_bytes
-        self.policy.fetched.note(num_bytes, time.perf_counter() - start)
         with self._changed:
             self._num_staged -= fetch.num_staged
             if not fetch.is_released:
@@ -263,10 +275,23 @@ class Transfers:
             self._changed.notify_all()
         self._has_news.set()
 
+    def _await(self, rows: Sequence[BlockRow]) -> None:
+        """Wait for a fetch's arrays, and note how fast they come.
+
+        The first one waits for steps that were launched before, as would computing the blocks: the
+        time is that of the others.
+        """
+        first, *others = arrays_of(rows) or [()]
+        jax.block_until_ready(first)
+        start = time.perf_counter()
+        jax.block_until_ready(others)
+        num_bytes = len(rows) * self.block_bytes * len(others) // (len(others) + 1)
+        self.policy.fetched.note(num_bytes, time.perf_counter() - start)
+
     def _on_device(self, blocks: Sequence[BlockRow]) -> list[BlockRow]:
-        """Blocks in host memory, copied to the devices by whole arrays."""
+        """Blocks in host memory, on their way to the devices by whole arrays."""
         arrays = arrays_of(blocks)
-        copies = jax.block_until_ready(self.to_devices(arrays, self._on_devices))
+        copies = self.to_devices(arrays, self._on_devices)
         copied = {id(old): new for old, new in zip(arrays, copies, strict=True)}
         return [BlockRow(copied[id(rows)], place) for rows, place in blocks]
 

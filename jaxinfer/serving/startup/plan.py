@@ -24,6 +24,7 @@ from jaxinfer.model.draft_head.head_config import HeadConfig
 from jaxinfer.model.sharding import ShardingRules
 from jaxinfer.model.stages.staged_params import num_stages, stage_meshes
 from jaxinfer.planning.blocks import (
+    STAGED,
     blocks_on_devices,
     check_capacity,
     staged_blocks,
@@ -413,7 +414,7 @@ def _count_blocks(
     free_bytes = memory.free_bytes(devices, utilization=utilization)
     if config.kv_offloading_size:
         budget = config.token_budget(devices[0].platform)
-        free_bytes -= 2 * block_bytes * staged_blocks(budget, config.block_tokens)
+        free_bytes -= STAGED * block_bytes * staged_blocks(budget, config.block_tokens)
     tallies = [entry for entry in programs.kv if isinstance(entry, Tally)]
     free_bytes -= memory.bytes_per_device((programs.started_later, tallies))
     largest = largest_programs(buckets, programs.context.kernels)
