@@ -39,6 +39,8 @@ def build_engine(
     from jaxinfer import LLM
 
     if model_shape is None:
+        if router_skew:
+            raise ValueError("router_skew is of random weights; name a shape, or leave it out")
         return LLM(**arguments)
     return LLM(**{**arguments, **random_weights(model_shape, arguments, router_skew)})
 
@@ -64,8 +66,10 @@ def random_weights(
     replicas, contexts = settings.data_parallel_size, settings.context_parallel_size
     devices_each = settings.tensor_parallel_size
     if (stages := settings.pipeline_parallel_size) > 1:  # the engine takes the same devices itself
-        staged = make_pipeline_mesh(stages, devices_each)
-        return {"params": random_params(config, dtype, staged), "config": config, **done}
+        params = random_params(config, dtype, make_pipeline_mesh(stages, devices_each))
+        if router_skew:
+            skew_routers(params, router_skew)
+        return {"params": params, "config": config, **done}
     if replicas == 1:
         mesh, _ = with_contexts(make_mesh(devices_each * contexts), ShardingRules(), contexts)
     else:

@@ -50,8 +50,8 @@ def _more_devices(
     rows: int,
     context: int,
 ) -> str | None:
-    stages = config.pipeline_parallel_size
-    for degree in range(config.tensor_parallel_size + 1, _MOST_DEVICES // stages + 1):
+    groups = config.pipeline_parallel_size * config.context_parallel_size
+    for degree in range(config.tensor_parallel_size + 1, _MOST_DEVICES // groups + 1):
         larger = dataclasses.replace(config, tensor_parallel_size=degree)
         if _is_uneven(shape, larger):
             continue

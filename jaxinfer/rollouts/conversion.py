@@ -1,9 +1,9 @@
 """Converts a trainer's parameters by compiled programs, into memory of the engine's old ones.
 
-An update is one program, or one for each stage of a pipeline: it is compiled, or fails to be,
-before it takes any of the old arrays. An
-engine that starts has nothing to lose, and its weights of codes and scales are made by a program
-for each shape, which all layers share: for XLA they are a fourth of the work of one for all.
+An update is one program, or one for each stage of a pipeline: all are compiled, or one fails to be,
+before any of the old arrays is taken. An engine that starts has nothing to lose, and its weights of
+codes and scales are made by a program for each shape, which all layers share: for XLA they are a
+fourth of the work of one for all.
 """
 
 import functools
@@ -73,11 +73,17 @@ class MappedParams:
         """
         targets, found = targets_of(wanted), {}
         held = None if reusable is None else leaves_by_path(reusable)
-        for assigned, own in _by_devices(self._assignments(wanted), targets):
+        ready, groups = [], _by_devices(self._assignments(wanted), targets)
+        for assigned, own in groups:
             used = _used(self._leaves, assigned, own[0].sharding)
             # The first call donates too, so that the second one runs the same program.
             old = jax.tree.leaves(_empty(own)()) if held is None else [held[p] for p in _paths(own)]
-            written = _program(assigned, own)(old, used)
+            program = _program(assigned, own)
+            if len(groups) > 1:  # the first must not run before the last can
+                program = program.lower(old, used).compile()
+            ready.append((program, own, old, used))
+        for program, own, old, used in ready:
+            written = program(old, used)
             found |= {t.path: array for t, array in zip(own, written, strict=True)}
         return nested({target.path: found[target.path] for target in targets})
 

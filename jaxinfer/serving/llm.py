@@ -65,7 +65,7 @@ class LLM(InspectionDoor):
         tokenizer: a `Tokenizer`, a directory or hub id; None takes the model's own. With `params`,
             None means that only token ids go in and out.
         mesh: devices to run on; None uses the mesh that `params` live on, or makes one of
-            `data_parallel_size` x `tensor_parallel_size` devices.
+            `data_parallel_size` x `context_parallel_size` x `tensor_parallel_size` devices.
         rules: which axis of the mesh splits what, and which one has a replica at each index.
         logits_processor: `(logits, state) -> logits`, compiled into the step; see
             `jaxinfer.serving.sampling.sampler`.

@@ -36,8 +36,9 @@ class Weights:
                 them; they are used as they are and stay the caller's: the engine never donates
                 them, and they must not be deleted while it uses them. An engine with
                 `pipeline_parallel_size` copies them to its stages.
-            mapping: copies them, in one program, into arrays of the engine's own, in the memory of
-                its last ones if these were its own, too. The caller's are free afterwards.
+            mapping: copies them, in a program for each stage, into arrays of the engine's own, in
+                the memory of its last ones if these were its own, too. The caller's are free
+                afterwards.
             in_flight: running requests go on with the new weights and the keys and values that they
                 have ("keep"), end before ("wait"), or end at once with the reason "abort".
 

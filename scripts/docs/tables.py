@@ -520,13 +520,14 @@ def where(record: Record) -> tuple[str, str]:
     return record["machine"]["device"], _jax(record)
 
 
-def _parallelism(record: Record) -> tuple[int, int]:
+def _parallelism(record: Record) -> tuple[int, ...]:
     engine = record.get("engine", {})
-    return engine.get("tensor_parallel_size", 1), engine.get("data_parallel_size", 1)
+    kinds = ("tensor", "data", "pipeline", "context")
+    return tuple(engine.get(f"{kind}_parallel_size", 1) for kind in kinds)
 
 
 def _device(record: Record) -> str:
-    tensor, data = _parallelism(record)
+    tensor, data, *_ = _parallelism(record)
     both = f" ({tensor} tensor x {data} data)" if data > 1 else ""
     return f"{num_devices(record)} x {record['machine']['device']}{both}"
 

@@ -5,6 +5,7 @@ weights of the same shapes: vLLM 0.26.0 (FlashAttention-3, torch.compile, CUDA g
 scheduling, in process) and nano-vLLM with FlashAttention-3.
 """
 
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -63,8 +64,8 @@ class Target:
 def num_devices(record: Record) -> int:
     """Devices that an engine ran on."""
     engine = record.get("engine", {})
-    of_replica = engine.get("tensor_parallel_size", 1) * engine.get("pipeline_parallel_size", 1)
-    return of_replica * engine.get("data_parallel_size", 1)
+    kinds = ("tensor", "pipeline", "context", "data")
+    return math.prod(engine.get(f"{kind}_parallel_size", 1) for kind in kinds)
 
 
 def _median(

@@ -31,7 +31,8 @@ def python_loop_ms() -> float:
 
 _VARIANTS = (
     *("--num-decode-steps", "--quantization", "--kv-cache-dtype"),
-    *("--router-skew", "--expert-statistics", "--pipeline-parallel-size"),
+    *("--router-skew", "--expert-statistics"),
+    *("--pipeline-parallel-size", "--context-parallel-size"),
 )
 
 

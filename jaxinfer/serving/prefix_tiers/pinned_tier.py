@@ -6,13 +6,14 @@ from typing import Any
 
 from jaxinfer.serving.prefix_tiers.block_rows import BlockRow
 from jaxinfer.serving.prefix_tiers.host_tier import HostTier
-from jaxinfer.serving.prefix_tiers.next_tier import NextTier
+from jaxinfer.serving.prefix_tiers.next_tier import NextTier, NoNextTier
 
 
 class PinnedTier(HostTier):
     """A `HostTier` whose pinned blocks make room for no others.
 
-    Who pins blocks reserves room for them before, so that all pinned ones fit.
+    Who pins blocks reserves room for them before, block by block: what pads their arrays may be as
+    much again, and takes the room of others.
 
     Args:
         num_blocks: capacity, for all engines together.
@@ -93,6 +94,8 @@ class PinnedTier(HostTier):
         """Hand an engine's last blocks to the next tier; the last engine's call ends the tier."""
         self._num_open -= 1
         if self._num_open > 0:
+            if isinstance(self._next, NoNextTier):  # nothing is read for nobody
+                return
             for key, block in last:
                 if self._next.wants(key):
                     self._next.write(key, self._pack(block))

@@ -184,7 +184,7 @@ class Transfers:
         self._outward.submit(lambda: None).result()
         # A thread that still reads a file brings nothing to the devices afterwards.
         futures.wait([self._inward.submit(lambda: None)], _SETTLING_S)
-        self._arriving.submit(lambda: None).result()
+        futures.wait([self._arriving.submit(lambda: None)], _SETTLING_S)
 
     def close(self, last: Iterable[tuple[bytes, Any]] = ()) -> None:
         """End the threads, with what is on its way out in the tiers; may be called again.
@@ -200,7 +200,8 @@ class Transfers:
         self._is_closed = True
         futures.wait([self._inward.submit(lambda: None)], _SETTLING_S)
         self._inward.shutdown(wait=False, cancel_futures=True)
-        self._arriving.shutdown()
+        futures.wait([self._arriving.submit(lambda: None)], _SETTLING_S)
+        self._arriving.shutdown(wait=False)
         self.tier.close(last)
 
     def snapshot(self) -> TierCounts:
@@ -232,10 +233,12 @@ class Transfers:
                 self.counts.dropped_blocks += len(keys)
             else:
                 self.counts.bytes_out += len(stored) * self.block_bytes
-        for place, (key, is_wanted) in enumerate(zip(keys, wanted, strict=True)):
-            if is_wanted and stored is not None:
-                self.tier.put(key, BlockRow(stored, place))
-        self.on_stored(keys)
+        try:
+            for place, (key, is_wanted) in enumerate(zip(keys, wanted, strict=True)):
+                if is_wanted and stored is not None:
+                    self.tier.put(key, BlockRow(stored, place))
+        finally:
+            self.on_stored(keys)
 
     def _bring(self, fetch: Fetch) -> None:
         """Bring blocks to the devices, as soon as there is room."""
@@ -247,8 +250,13 @@ class Transfers:
             )
             if fetch.is_released:
                 return
-            blocks = fetch.blocks if has_room else []
-            self._num_staged += fetch.num_staged
+            blocks = fetch.blocks
+            if has_room:
+                self._num_staged += fetch.num_staged
+            else:
+                fetch.blocks, fetch.is_done = [], True
+        if not has_room:
+            return self._has_news.set()
         rows: list[BlockRow] = []
         try:
             found = self._found(fetch, blocks)
@@ -285,8 +293,8 @@ class Transfers:
         jax.block_until_ready(first)
         start = time.perf_counter()
         jax.block_until_ready(others)
-        num_bytes = len(rows) * self.block_bytes * len(others) // (len(others) + 1)
-        self.policy.fetched.note(num_bytes, time.perf_counter() - start)
+        num_others = sum(block.rows is not first for block in rows)
+        self.policy.fetched.note(num_others * self.block_bytes, time.perf_counter() - start)
 
     def _on_device(self, blocks: Sequence[BlockRow]) -> list[BlockRow]:
         """Blocks in host memory, on their way to the devices by whole arrays."""

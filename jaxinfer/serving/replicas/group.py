@@ -357,6 +357,8 @@ class ReplicaGroup:
         self._deliver()
         for request in self._front.sent_to(member):
             self._front.remove(request.new.key)
+            if self._apart is not None:
+                self._apart.handovers.end(request.new.key)
             if (output := request.group.error_output(reason, time.monotonic())) is not None:
                 self._hand_out(request, output)
 

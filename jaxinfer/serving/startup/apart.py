@@ -31,6 +31,7 @@ from jaxinfer.serving.startup.tiers import (
     check_size,
     pack,
     read_rows,
+    take_pinned,
     transfers_of,
     unpacker,
 )
@@ -93,6 +94,8 @@ class Role:
             CapacityError: see `check_size`.
         """
         row = block_row(programs)
+        if platform == "gpu":
+            take_pinned(row, check_size(row, config, platform))
         is_first = self._apart.open(row, config, platform, open_files) is not None
         transfers = transfers_of(self._apart.tier, row, config, platform)
         transfers.to_devices = ForeignBlocks()

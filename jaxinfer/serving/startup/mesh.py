@@ -7,7 +7,7 @@ import jax
 from jax.sharding import Mesh, NamedSharding
 
 from jaxinfer.config import EngineConfig
-from jaxinfer.model.sharding import make_mesh, spans_processes, tensor_parallel_size
+from jaxinfer.model.sharding import ShardingRules, make_mesh, spans_processes, tensor_parallel_size
 from jaxinfer.model.stages.staged_params import make_pipeline_mesh
 from jaxinfer.serving.processes.group import ProcessGroup
 from jaxinfer.serving.replicas.meshes import make_replica_mesh, num_replicas
@@ -58,6 +58,11 @@ def _pipeline_mesh(config: EngineConfig, source: ModelSource) -> Mesh:
     if source.mesh is not None:
         raise ValueError(
             "pipeline_parallel_size takes the devices of each stage itself; leave mesh out, or "
+            "pipeline_parallel_size"
+        )
+    if source.rules != ShardingRules():
+        raise ValueError(
+            "pipeline_parallel_size lays the model out on axes of its own; leave rules out, or "
             "pipeline_parallel_size"
         )
     if jax.process_count() > 1:

@@ -52,14 +52,17 @@ def start_transfers(
         return None
     row = block_row(programs)
     num_blocks = check_size(row, config, platform)
+    if platform == "gpu":
+        take_pinned(row, num_blocks)
     tier = HostTier(num_blocks, open_files(block_bytes(row)), pack=pack, unpack=unpacker(row))
     return transfers_of(tier, row, config, platform)
 
 
 def check_size(row: jax.ShapeDtypeStruct, config: EngineConfig, platform: str) -> int:
-    """The number of blocks of an engine's host tier, if the host has the memory for all replicas'.
+    """The number of blocks of an engine's host tier, if the host has the memory.
 
-    On GPUs it is pinned from here on.
+    On CPUs for those of all replicas, which take it as blocks come; on GPUs each has taken its own
+    before the next one starts.
 
     Args:
         row: of a block.
@@ -68,17 +71,15 @@ def check_size(row: jax.ShapeDtypeStruct, config: EngineConfig, platform: str) -
         CapacityError: it has not, or the tier holds no block.
     """
     num_bytes = int(config.kv_offloading_size * 2**30)
-    _check_available(num_bytes * config.data_parallel_size)
+    _check_available(num_bytes * (1 if platform == "gpu" else config.data_parallel_size))
     if platform == "gpu":
-        check_pinned(num_bytes * config.data_parallel_size)
+        check_pinned(num_bytes)
     num_blocks = num_bytes // block_bytes(row)
     if num_blocks == 0:
         raise CapacityError(
             f"kv_offloading_size={config.kv_offloading_size:g} GiB holds no KV block, of which "
             f"each takes {block_bytes(row) / 2**20:.2f} MiB; raise it"
         )
-    if platform == "gpu":
-        take_pinned(row, num_blocks * config.data_parallel_size)
     return num_blocks
 
 
@@ -98,13 +99,22 @@ def block_bytes(row: jax.ShapeDtypeStruct) -> int:
 def take_pinned(row: jax.ShapeDtypeStruct, num_blocks: int) -> None:
     """Have XLA pin the memory of so many blocks, which it keeps: pinning stops all other work.
 
-    XLA's pool grows by doubling, so that it may pin up to twice as much.
+    A device's pool grows by doubling, so that it may pin up to twice as much.
+
+    Raises:
+        CapacityError: the host does not let it.
     """
     sharding = sharding_of_rows(row)
     zeros = jax.device_put(np.zeros((MOST_BLOCKS, *row.shape), row.dtype), sharding)
     on_host = sharding.with_memory_kind("pinned_host")
-    arrays = [jax.device_put(zeros, on_host) for _ in range(-(-num_blocks // MOST_BLOCKS))]
-    jax.block_until_ready(arrays)
+    try:
+        arrays = [jax.device_put(zeros, on_host) for _ in range(-(-num_blocks // MOST_BLOCKS))]
+        jax.block_until_ready(arrays)
+    except jax.errors.JaxRuntimeError as error:
+        raise CapacityError(
+            f"the host does not pin the {num_blocks * block_bytes(row) / 2**30:.2f} GiB of "
+            f"kv_offloading_size; lower it ({error})"
+        ) from error
 
 
 def read_rows(runner: Runner, transfers: Transfers, blocks: Sequence[int]) -> Iterator[BlockRow]:
@@ -129,8 +139,8 @@ def read_rows(runner: Runner, transfers: Transfers, blocks: Sequence[int]) -> It
 
 def pack(block: BlockRow) -> memoryview:
     """A block's bytes, all devices' parts one after the other."""
-    of_block = np.asarray(block.rows)[block.place]
-    return memoryview(np.ascontiguousarray(of_block).reshape(-1).view(np.uint8))
+    of_block = np.asarray(block.rows)[block.place].copy()  # the view would keep all of the array
+    return memoryview(of_block.reshape(-1).view(np.uint8))
 
 
 def unpacker(row: jax.ShapeDtypeStruct) -> Callable[[Sequence[bytes]], list[BlockRow]]:

@@ -76,6 +76,34 @@ def test_one_request_is_fed_in_every_step():
     assert request.is_finished
 
 
+def test_a_prompt_in_chunks_leaves_the_others_their_turns():
+    scheduler, device = scheduler_of(2, max_num_batched_tokens=8)
+    others = add(scheduler, *(make_request(i, 1, max_tokens=30) for i in range(4)))
+    for _ in range(4):
+        schedule = scheduler.schedule()
+        read(device, schedule, device.launch(schedule))
+    (prompt,) = add(scheduler, make_request(9, 60, max_tokens=2, priority=-1))
+    for _ in range(6):
+        schedule = scheduler.schedule()
+        fed = {row.request.request_id: row.num_fed for row in schedule.rows}
+        read(device, schedule, device.launch(schedule))
+        assert fed.pop(prompt.request_id) > 1
+        assert len(fed) == len(others) // 2
+
+
+def test_requests_that_only_wait_to_be_read_take_no_turn():
+    scheduler, device = scheduler_of(4)
+    add(scheduler, *(make_request(i, 2, max_tokens=2) for i in range(2)))
+    add(scheduler, *(make_request(i, 2, max_tokens=20) for i in range(2, 4)))
+    flying = []
+    for _ in range(10):
+        schedule = scheduler.schedule()
+        assert schedule is not None
+        flying.append((schedule, device.launch(schedule)))
+    for each in flying:
+        read(device, *each)
+
+
 def test_each_stage_has_a_step_and_one_waits():
     online, offline = PipelinePacing(3, 2048, runs_apart=True), PipelinePacing(3, runs_apart=True)
     assert (online.most_ahead, online.least_ahead) == (3, 3)

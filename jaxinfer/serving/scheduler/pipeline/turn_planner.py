@@ -4,7 +4,7 @@ from collections import deque
 from typing import Any
 
 from jaxinfer.serving.requests.request import Request
-from jaxinfer.serving.scheduler.running_rows import place_or_make_room
+from jaxinfer.serving.scheduler.running_rows import awaits_read, place_or_make_room
 from jaxinfer.serving.scheduler.schedule import Schedule
 from jaxinfer.serving.scheduler.step_planner import StepPlanner
 
@@ -41,17 +41,25 @@ class TurnPlanner(StepPlanner):
 
     def _place_running(self, schedule: Schedule, budget: int) -> bool:
         """Give requests whose turn it is their tokens; whether others may be admitted."""
+        is_partial = False
         for request in self._in_turn():
+            if is_partial and request.num_pending_tokens > 1:
+                continue
             if not place_or_make_room(self.queues, request, schedule, budget):
                 return False
+            # A prompt that is not done takes what the others' tokens leave.
             row = schedule.rows[-1] if schedule.rows else None
-            if row is not None and not row.num_reserved and row.request.num_pending_tokens:
-                return False  # a prompt that took what was left
-        return True
+            took = row is not None and row.request is request and not row.num_reserved
+            is_partial |= took and request.num_pending_tokens > 0
+        return not is_partial
 
     def _in_turn(self) -> list[Request]:
         """An equal share of the requests that had no turn, and prompts that are partly done."""
-        running = self.queues.running.values()
+        running = [
+            request
+            for request in self.queues.running.values()
+            if request.num_pending_tokens and not awaits_read(request)
+        ]
         share = -(-len(running) // self._num_turns)
         had_turns = set().union(*self._had_turns)
         found = []
