@@ -37,7 +37,7 @@ def test_a_flag_of_vllm_is_taken_or_says_what_to_do(flag, capsys):
         ("--compilation-config.mode=3", "--compilation-config does not apply"),
         ("-O3", "--compilation-config does not apply"),
         ("-O.mode=3", "--compilation-config does not apply"),
-        ("-pcp=2", "--prefill-context-parallel-size does not apply: use --tensor-parallel-size"),
+        ("-pcp=2", "--prefill-context-parallel-size does not apply: write --context-parallel-size"),
         ("--rope_theta", "write --hf-overrides={...}"),
         ("--no-such-flag", "unrecognized arguments"),
     ],

@@ -145,11 +145,11 @@ def test_a_decode_step_gets_each_datum_by_name():
 
 def test_the_layers_of_a_prefill_get_each_datum_by_name(monkeypatch):
     def prefill(*args, record, **kwargs):
-        def layers(params, kv, tokens, *_, **__):
+        def layers(self, params, kv, tokens, *_, **__):
             record(tokens)
             return kv, jnp.zeros((len(tokens.context_lens), 1))
 
-        monkeypatch.setattr(steps, "run_layers", layers)
+        monkeypatch.setattr(steps.WholeSequences, "run_layers", layers)
         model = architecture_of(CONFIG)
         headless = dataclasses.replace(model, final_hidden=lambda params, hidden, config: hidden)
         family = dataclasses.replace(qwen3.FAMILY, architecture=lambda: headless)
@@ -168,13 +168,13 @@ def test_the_layers_of_a_prefill_get_each_datum_by_name(monkeypatch):
 def test_a_declared_datum_reaches_the_layers_of_an_engine_without_another_edit(
     monkeypatch, tmp_path
 ):
-    seen, run_layers = [], steps.run_layers
+    seen, run_layers = [], steps.WholeSequences.run_layers
 
-    def spy(params, kv, tokens, *args, **kwargs):
+    def spy(self, params, kv, tokens, *args, **kwargs):
         seen.append({**tokens.of_rows, **tokens.of_tokens}.keys())
-        return run_layers(params, kv, tokens, *args, **kwargs)
+        return run_layers(self, params, kv, tokens, *args, **kwargs)
 
-    monkeypatch.setattr(steps, "run_layers", spy)
+    monkeypatch.setattr(steps.WholeSequences, "run_layers", spy)
     monkeypatch.setattr("jaxinfer.serving.startup.plan.choose_buckets", _with_table)
     runner = make_runner(compilation_cache_dir=str(tmp_path))
     loop, asked = Loop(runner), prompts(np.random.default_rng(0), [3, 17])

@@ -66,7 +66,7 @@ class DFlashDrafter:
             x = context.architecture.embed(params, tokens.token_ids, axis).astype(context.dtype)
         own = replace(context, config=self.head.layer, kernels=self.kernels)
         rotations = own.architecture.rotations(tokens.positions, own.config, x.dtype)
-        rotations = jax.lax.optimization_barrier(rotations)  # as of `steps.run_layers`
+        rotations = jax.lax.optimization_barrier(rotations)  # as of `WholeSequences.run_layers`
         kinds = own.architecture.layer_kinds(own.config)
         step = layer_function(kinds[0], own, None, max_query_len=1)
         parts = Parts([begin(x, kernels=self.kernels)], [rotations], [tokens])
