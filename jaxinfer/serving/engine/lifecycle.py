@@ -88,9 +88,8 @@ class Lifecycle:
     def close(self) -> None:
         """Abort everything and free the device memory; safe to call again."""
         try:
-            # Blocks of steps that nobody has read may not have been filled.
-            keep = self._recovery.failure is None and not self._in_flight
-            self._scheduler.tiers.close(keep=keep)
+            # Blocks that running requests hold may not have been filled.
+            self._scheduler.tiers.close(keep=self._recovery.failure is None)
         finally:
             for request_id in self._requests.ids:
                 self._requests.abort(request_id)
