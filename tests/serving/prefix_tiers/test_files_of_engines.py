@@ -6,7 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,6 @@ from jaxinfer.errors import CapacityError
 from jaxinfer.serving.engine.metrics import Counter, Gauge
 from jaxinfer.serving.prefix_tiers.block_file import file_bytes
 from jaxinfer.serving.prefix_tiers.block_rows import BlockRow
-from jaxinfer.serving.prefix_tiers.fetch_policy import LEAST_BLOCKS, FetchPolicy
 from jaxinfer.serving.prefix_tiers.file_tier import FileTier
 from jaxinfer.serving.prefix_tiers.file_writer import FileWriter
 from jaxinfer.serving.prefix_tiers.host_tier import HostTier
@@ -27,6 +26,8 @@ from jaxinfer.serving.startup.files import SharedFiles
 from jaxinfer.testing import TINY_CONFIG, tiny_llm, tiny_params
 from tests.serving.adapters.small_adapters import matrices, save_peft, tree
 from tests.serving.small_llm import ids
+
+pytestmark = pytest.mark.usefixtures("always_fetching")
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True)
 PROMPTS = [[(i * 50 + j * 7) % 500 + 1 for j in range(50)] for i in range(8)]
@@ -69,21 +70,6 @@ def files_in(directory: Path) -> set[Path]:
     return {path.relative_to(directory) for path in directory.rglob("*.kv")}
 
 
-was_worth = FetchPolicy.is_worth
-
-
-def always_worth(policy: FetchPolicy, *, num_blocks: int, **_: int) -> bool:
-    """Whether to fetch, whatever was measured: these tests may run on a busy machine."""
-    return num_blocks >= LEAST_BLOCKS
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _fetching() -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(FetchPolicy, "is_worth", always_worth)
-        yield
-
-
 @functools.cache
 def expected() -> Any:
     """The tokens of an engine without tiers."""
@@ -119,7 +105,8 @@ _ANOTHER_PROCESS = """
 import sys
 from pathlib import Path
 from jaxinfer.serving.prefix_tiers.fetch_policy import FetchPolicy
-from tests.serving.prefix_tiers.test_files_of_engines import always_worth, ask, engine
+from tests.serving.prefix_tiers.always_fetching import always_worth
+from tests.serving.prefix_tiers.test_files_of_engines import ask, engine
 FetchPolicy.is_worth = always_worth
 with engine(Path(sys.argv[1])) as llm:
     print(ask(llm))
@@ -309,18 +296,6 @@ def test_blocks_that_may_hold_nan_leave_the_files_too(tmp_path: Path) -> None:
     assert two not in tier
     tier.close()
     assert not files_in(tmp_path)
-
-
-def test_the_time_of_reading_files_counts_where_there_are_some() -> None:
-    policy = FetchPolicy()
-    policy.prefilled.note(1000, 1.0)
-    policy.fetched.note(1000, 0.1)
-    blocks = {"num_blocks": 4, "num_bytes": 1000, "num_tokens": 1000}
-    assert was_worth(policy, **blocks, num_read_bytes=500), "until it is known"
-    policy.read.note(1000, 4.0)
-    assert was_worth(policy, **blocks)
-    assert was_worth(policy, **blocks, num_read_bytes=200)
-    assert not was_worth(policy, **blocks, num_read_bytes=250)
 
 
 def test_a_directory_that_can_not_be_used_is_refused_before_anything_is_read(

@@ -27,6 +27,8 @@ from tests.serving.small_llm import (
     small_params,
 )
 
+pytestmark = pytest.mark.usefixtures("always_fetching")
+
 TIERS = {"kv_offloading_size": 0.01, "block_size": 8, "num_kv_blocks": 13}
 """A cache of two conversations, and host memory for all of them."""
 
