@@ -43,6 +43,8 @@ _SIZES = {
     "kv_cache_dtype": {"choices": CACHE_DTYPES},
     "kv_offloading_size": {},
     "context_parallel_size": _COUNT,
+    "data_parallel_size": {"type": positive_integer, "metavar": "REPLICAS"},
+    "prefill_replicas": {},
     "speculative_config": {"type": json_object, "metavar": "JSON"},
     "pipeline_parallel_size": {"type": positive_integer, "metavar": "STAGES"},
     "enable_expert_parallel": {"action": "store_true"},

@@ -5,9 +5,11 @@ the records that it names give the same.
 """
 
 import argparse
+import functools
 import json
 import re
 import sys
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
@@ -15,16 +17,18 @@ from typing import Any
 import numpy as np
 from scipy.optimize import nnls
 
-from jaxinfer.planning.cost import decode_step_floor_s, model_cost, prefill_floor_s
+from jaxinfer.model.quantized.quantization import with_scheme
+from jaxinfer.planning.cost import ModelCost, decode_step_floor_s, model_cost, prefill_floor_s
 from jaxinfer.planning.devices import H200
 from jaxinfer.planning.named_shapes import NAMED_SHAPES
-from jaxinfer.planning.shapes import ModelShape
+from jaxinfer.planning.shapes import PLAIN, ModelShape
 from jaxinfer.planning.times import Overheads, expected_decode_s, expected_prefill_s
 from scripts.measurements.results import ROOT, is_of_a_variant, load_results
 from scripts.speed.workloads import make_workload
 
 FILE = ROOT / "jaxinfer" / "planning" / "overheads.json"
 _DIGITS = 4
+_SHARES = ("decode_of_floor", "prefill_of_floor")
 _TERMS = {
     "decode": ("decode_of_floor", "decode_layer_s", "decode_row_s"),
     "prefill": ("prefill_of_floor", "prefill_launch_s", "prefill_value_s"),
@@ -55,6 +59,11 @@ class Point:
     floor_s: float
     seconds: float
 
+    @property
+    def floors(self) -> tuple[float, float]:
+        """Of decode steps and of prefills."""
+        return (self.floor_s, 0.0) if self.what == "decode" else (0.0, self.floor_s)
+
     def expected_s(self, overheads: Overheads) -> float:
         """Seconds with these overheads."""
         where: Any = {"shape": self.shape, "num_devices": self.num_devices, "overheads": overheads}
@@ -79,6 +88,18 @@ class WorkloadRun:
     what: str = "W1"
 
     @property
+    def shape(self) -> ModelShape:
+        """The model."""
+        return self.steps[0].shape
+
+    @property
+    def floors(self) -> tuple[float, float]:
+        """Of decode steps and of prefills."""
+        of_kinds = zip(*(step.floors for step in self.steps), strict=True)
+        decode, prefill = map(sum, of_kinds)
+        return decode, prefill
+
+    @property
     def rows(self) -> int:
         """Sequences that begin."""
         return self.steps[0].rows
@@ -96,9 +117,9 @@ class WorkloadRun:
     @property
     def summed(self) -> float:
         """What `Overheads.decode_sum_value_s` is multiplied by, over all decode steps."""
-        shape = self.steps[0].shape
         rows = sum(step.rows for step in self.steps if step.what == "decode")
-        return rows * shape.num_hidden_layers * shape.hidden_size * (self.num_devices - 1)
+        values = self.shape.num_hidden_layers * self.shape.hidden_size
+        return rows * values * (self.num_devices - 1)
 
     def expected_s(self, overheads: Overheads) -> float:
         """Seconds with these overheads."""
@@ -122,10 +143,10 @@ def workload_runs(records: Sequence[dict[str, Any]]) -> Iterator[WorkloadRun]:
 
 
 def _is_counted(record: dict[str, Any]) -> bool:
-    """Of dense models with plain weights and caches, on one replica."""
+    """Of one replica with a plain cache, whatever its weights are."""
     engine = record.get("engine") or {}
     is_one = "H200" in record["machine"]["device"] and engine.get("data_parallel_size") == 1
-    return is_one and not is_of_a_variant(record) and record_shape(record).is_measured
+    return is_one and not is_of_a_variant(record, besides=("--quantization",))
 
 
 def points(records: Sequence[dict[str, Any]]) -> Iterator[Point]:
@@ -149,7 +170,7 @@ def points(records: Sequence[dict[str, Any]]) -> Iterator[Point]:
 def _point(record: dict[str, Any], what: str, lengths: list[int], seconds: float) -> Point:
     num_devices = record["engine"]["tensor_parallel_size"]
     shape = record_shape(record)
-    cost = model_cost(shape, 2, num_devices)
+    cost = _cost(shape, num_devices)
     if what == "decode":
         floor = decode_step_floor_s(cost, H200, len(lengths), sum(lengths))
     else:
@@ -166,12 +187,23 @@ def _point(record: dict[str, Any], what: str, lengths: list[int], seconds: float
     )
 
 
+@functools.cache
+def _shape(name: str, scheme: str | None) -> ModelShape:
+    shape = NAMED_SHAPES[name]
+    return shape if scheme is None else with_scheme(shape, scheme)
+
+
+@functools.cache
+def _cost(shape: ModelShape, num_devices: int) -> ModelCost:
+    return model_cost(shape, 2, num_devices)
+
+
 def record_shape(record: dict[str, Any]) -> ModelShape:
-    """The shape that a record was made with ("Qwen3-0.6b shape")."""
+    """The shape that a record was made with ("Qwen3-0.6b shape"), its weights quantized or not."""
     size = re.fullmatch(r"Qwen3-(\S+) shape", record["model"])
     if size is None:
         raise ValueError(f"{record['file']}: model {record['model']!r} is not a named shape")
-    return NAMED_SHAPES[f"Qwen3-{size[1].upper()}"]
+    return _shape(f"Qwen3-{size[1].upper()}", record["engine"].get("quantization"))
 
 
 def _columns(point: Point) -> tuple[float, float, float]:
@@ -185,11 +217,48 @@ def _columns(point: Point) -> tuple[float, float, float]:
 def fit(records: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """The overheads and how far each recorded time is from them, as JSON-like values.
 
-    Least squares of relative errors, without negative terms, of one kind after the other: what a
-    device takes alone; of the other times what is left for sums over several devices; and of W1 on
-    several devices, where many rows decode, what is left for the values in these sums.
+    Least squares of relative errors, without negative terms. First plain weights, then the shares
+    of the floors anew for each other kind.
     """
-    known = list(points(records))
+    known: dict[str, list[Point | WorkloadRun]] = defaultdict(list)
+    for each in (*points(records), *workload_runs(records)):
+        known[each.shape.weights_kind].append(each)
+    plain = known.pop(PLAIN)
+    found = {PLAIN: _fit_plain(plain)}
+    found |= {kind: _fit_shares(found[PLAIN], times) for kind, times in sorted(known.items())}
+    return {
+        "overheads": {
+            kind: {
+                name: _round(value)
+                for name, value in asdict(overheads).items()
+                if kind == PLAIN or name in (*_SHARES, "worst")
+            }
+            for kind, overheads in found.items()
+        },
+        "points": [
+            {
+                "record": each.record,
+                "weights": kind,
+                "what": each.what,
+                "rows": each.rows,
+                "devices": each.num_devices,
+                "floor_s": _round(each.floor_s),
+                "expected_s": _round(each.expected_s(found[kind])),
+                "recorded_s": _round(each.seconds),
+            }
+            for kind, times in ({PLAIN: plain} | dict(sorted(known.items()))).items()
+            for each in times
+        ],
+    }
+
+
+def _fit_plain(times: Sequence[Point | WorkloadRun]) -> Overheads:
+    """The overheads of plain weights, one kind of them after the other.
+
+    What a device takes alone; of the other times what is left for sums over several devices; and of
+    W1 on several devices, where many rows decode, what is left for the values in these sums.
+    """
+    known = [each for each in times if isinstance(each, Point)]
     found = Overheads(**dict.fromkeys((field.name for field in fields(Overheads)), 0.0))
     for what, terms in _TERMS.items():
         alone = [point for point in known if point.what == what and point.num_devices == 1]
@@ -197,27 +266,22 @@ def fit(records: Sequence[dict[str, Any]]) -> dict[str, Any]:
         shared = [point for point in known if point.what == what and point.num_devices > 1]
         layers = [(point.shape.num_hidden_layers,) for point in shared]
         found = _fitted(found, (f"{what}_sum_s",), shared, layers)
-    runs = list(workload_runs(records))
+    runs = [each for each in times if isinstance(each, WorkloadRun)]
     shared = [run for run in runs if run.num_devices > 1]
     found = _fitted(found, ("decode_sum_value_s",), shared, [(run.summed,) for run in shared])
-    compared = [(point, point.expected_s(found)) for point in (*known, *runs)]
-    worst = max(abs(seconds / each.seconds - 1) for each, seconds in compared)
-    found = replace(found, worst=worst)
-    return {
-        "overheads": {name: _round(value) for name, value in asdict(found).items()},
-        "points": [
-            {
-                "record": each.record,
-                "what": each.what,
-                "rows": each.rows,
-                "devices": each.num_devices,
-                "floor_s": _round(each.floor_s),
-                "expected_s": _round(seconds),
-                "recorded_s": _round(each.seconds),
-            }
-            for each, seconds in compared
-        ],
-    }
+    return _with_worst(found, times)
+
+
+def _fit_shares(plain: Overheads, times: Sequence[Point | WorkloadRun]) -> Overheads:
+    """The overheads of other weights: the shares of their floors, and the rest as of plain ones."""
+    found = replace(plain, **dict.fromkeys(_SHARES, 0.0))
+    found = _fitted(found, _SHARES, times, [each.floors for each in times])
+    return _with_worst(found, times) if len(times) > len(_SHARES) else replace(found, worst=None)
+
+
+def _with_worst(found: Overheads, times: Sequence[Point | WorkloadRun]) -> Overheads:
+    worst = max(abs(each.expected_s(found) / each.seconds - 1) for each in times)
+    return replace(found, worst=worst)
 
 
 def _fitted(
@@ -232,8 +296,8 @@ def _fitted(
     return replace(found, **dict(zip(terms, map(float, factors / size), strict=True)))
 
 
-def _round(value: float) -> float:
-    return float(f"{value:.{_DIGITS}g}")
+def _round(value: float | None) -> float | None:
+    return None if value is None else float(f"{value:.{_DIGITS}g}")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -50,7 +50,7 @@ def _comparison_row(plan: Plan) -> tuple[str, ...]:
         f"{plan.context:,}",
         _gib(memory.weight_bytes),
         f"{memory.num_kv_tokens:,}",
-        f"{memory.sequences(plan.context):,}",
+        f"{plan.sequences(plan.context):,}",
     )
     fitting = [batch for batch in plan.batches if batch.fits]
     if not fitting:
@@ -85,7 +85,9 @@ def _devices(plan: Plan) -> str:
         name = f"{plan.pipeline_parallel_size} stages of {name}"
     if plan.context_parallel_size > 1:
         name = f"{name}, tokens dealt to {plan.context_parallel_size}"
-    return name if plan.expert_groups == 1 else f"{name}, experts in {plan.expert_groups} groups"
+    if plan.expert_groups > 1:
+        name = f"{name}, experts in {plan.expert_groups} groups"
+    return name if plan.replicas.count == 1 else f"{plan.replicas.count} replicas of {name}"
 
 
 def _parts(plan: Plan) -> Iterator[str]:
@@ -110,7 +112,8 @@ def _parts(plan: Plan) -> Iterator[str]:
     )
     yield from aligned([head, *rows, total], last_left=True)
     yield ""
-    yield "A product takes 2 operations and reads 2 bytes for each parameter that a token meets;"
+    each = "2 bytes" if plan.shape.quantization is None else "its codes and scales, or 2 bytes,"
+    yield f"A product takes 2 operations and reads {each} for each parameter that a token meets;"
     yield "attention reads the keys and values of all tokens of the context."
 
 
@@ -208,14 +211,13 @@ def _batches(plan: Plan) -> Iterator[str]:
 
 def _capacity(plan: Plan) -> Iterator[str]:
     """A table of sequences that fit by length, and of the longest length by number of sequences."""
-    memory = plan.memory
     limit = plan.shape.max_position_embeddings
     contexts = sorted({plan.context, limit, *(each for each in _CONTEXTS if each < limit)})
-    fitting = [(f"{length:,}", f"{memory.sequences(length):,}") for length in contexts]
+    fitting = [(f"{length:,}", f"{plan.sequences(length):,}") for length in contexts]
     yield from aligned([("context", "sequences that fit"), *fitting], left=0)
     yield ""
     rows = [batch.sequences for batch in plan.batches]
-    longest = [(f"{count:,}", f"{memory.longest(count):,}") for count in rows]
+    longest = [(f"{count:,}", f"{plan.longest(count):,}") for count in rows]
     yield from aligned([("sequences", "longest context"), *longest], left=0)
 
 

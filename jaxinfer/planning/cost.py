@@ -21,6 +21,7 @@ class ModelCost:
         weight_bytes: read once in each step: the layers and the head, experts left out.
         kv_bytes_per_token: keys and values of one token, all layers.
         layer_flops_per_token: matrix products of the layers (2 operations a weight).
+        float8_flops_per_token: of these, products of float8 weights by float8 inputs.
         head_flops_per_token: the head's product.
         attention_flops_per_pair: query times key and probability times value, all layers.
         expert_bytes: of one expert of every layer, as far as the device has it.
@@ -38,6 +39,7 @@ class ModelCost:
     num_experts: int = 0
     experts_per_token: int = 0
     num_groups: int = 1
+    float8_flops_per_token: int = 0
 
     def bytes_read(self, tokens: int) -> float:
         """Bytes of weights that a step of this number of tokens reads; see `most_experts`."""
@@ -109,6 +111,7 @@ def model_cost(
         num_experts=shape.num_experts,
         experts_per_token=shape.experts_per_token,
         num_groups=num_groups,
+        float8_flops_per_token=2 * shape.float8_weights(N),
     )
 
 
@@ -129,7 +132,7 @@ def decode_step_floor_s(cost: ModelCost, chip: Chip, rows: int, context_tokens: 
     read = decode_step_bytes(cost, rows, context_tokens)
     flops = rows * (cost.layer_flops_per_token + cost.head_flops_per_token)
     flops += context_tokens * cost.attention_flops_per_pair
-    return max(read / chip.bytes_per_s, flops / chip.flops_per_s)
+    return max(read / chip.bytes_per_s, _products_s(cost, chip, flops, rows))
 
 
 def prefill_flops(cost: ModelCost, lengths: list[int], cached: int = 0) -> float:
@@ -146,5 +149,16 @@ def prefill_floor_s(cost: ModelCost, chip: Chip, lengths: list[int], cached: int
     Each prompt's last token goes through the head; a token attends to itself and all earlier ones.
     """
     read = cost.bytes_read(sum(length - cached for length in lengths))
-    flops = prefill_flops(cost, lengths, cached)
-    return max(read / chip.bytes_per_s, flops / chip.flops_per_s)
+    return max(read / chip.bytes_per_s, prefill_products_s(cost, chip, lengths, cached))
+
+
+def prefill_products_s(cost: ModelCost, chip: Chip, lengths: list[int], cached: int = 0) -> float:
+    """Seconds in which the matrix units are busy; arguments as for `prefill_floor_s`."""
+    new_tokens = sum(length - cached for length in lengths)
+    return _products_s(cost, chip, prefill_flops(cost, lengths, cached), new_tokens)
+
+
+def _products_s(cost: ModelCost, chip: Chip, flops: float, tokens: int) -> float:
+    """Seconds of so many operations, those of this number of tokens' float8 products included."""
+    of_float8 = tokens * cost.float8_flops_per_token
+    return (flops - of_float8) / chip.flops_per_s + of_float8 / chip.float8_flops_per_s

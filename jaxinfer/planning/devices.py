@@ -7,6 +7,8 @@ Sources of published numbers (NVIDIA; 16-bit products with dense operands, float
 - L40S, A10, T4: data sheets of these names. A T4 has no bfloat16: its figure is float16's.
 - RTX 4090: Ada GPU architecture white paper, appendix A (float32 accumulation).
 
+The same sources give products of float8 values, where there are some, twice the speed.
+
 `memory_bytes` is the size that CUDA reports, which is less than the name says: driver, error
 correction and reserved pages take some. It differs by about 1% between drivers and boards.
 """
@@ -34,6 +36,7 @@ class Chip:
             another; None if it was not measured.
         linked: GPUs of one machine are joined by NVLink, which all-reduces need.
         has_bfloat16: its matrix units take bfloat16.
+        has_float8: they take float8_e4m3fn, at twice the speed.
     """
 
     name: str
@@ -44,6 +47,17 @@ class Chip:
     copy_bytes_per_s: float | None = None
     linked: bool = False
     has_bfloat16: bool = True
+    has_float8: bool = False
+
+    @property
+    def is_hopper(self) -> bool:
+        """Whether kernels for quantized weights and for experts run on it."""
+        return self.name.startswith(("H100", "H200"))
+
+    @property
+    def float8_flops_per_s(self) -> float:
+        """Operations a second of products of float8 values, which others convert first."""
+        return self.flops_per_s * (2 if self.has_float8 else 1)
 
 
 def _published(
@@ -74,13 +88,14 @@ PUBLISHED = {
         flops_per_s=989e12,
         memory_bytes=150_110_492_939,
         linked=True,
+        has_float8=True,
     ),
-    "h100": _published("H100 SXM", 79.10, 3350, 989, linked=True),
-    "h100-pcie": _published("H100 PCIe", 79.10, 2000, 756),
+    "h100": _published("H100 SXM", 79.10, 3350, 989, linked=True, has_float8=True),
+    "h100-pcie": _published("H100 PCIe", 79.10, 2000, 756, has_float8=True),
     "a100": _published("A100 80GB", 79.15, 2039, 312, linked=True),
     "a100-40gb": _published("A100 40GB", 39.39, 1555, 312, linked=True),
-    "l40s": _published("L40S", 44.40, 864, 362),
-    "rtx4090": _published("RTX 4090", 23.52, 1008, 165.2),
+    "l40s": _published("L40S", 44.40, 864, 362, has_float8=True),
+    "rtx4090": _published("RTX 4090", 23.52, 1008, 165.2, has_float8=True),
     "a10": _published("A10", 22.06, 600, 125),
     "t4": _published("T4", 14.75, 320, 65, has_bfloat16=False),
 }

@@ -10,9 +10,10 @@ from jaxinfer.config import EngineConfig, KVCacheDType, RunnerType
 from jaxinfer.model.degrees import check_divisible
 from jaxinfer.model.quantized.quantization import with_scheme
 from jaxinfer.planning.devices import Chip, find_device
-from jaxinfer.planning.drafts import DraftMemory, draft_memory
+from jaxinfer.planning.drafts import draft_memory
 from jaxinfer.planning.memory import MemoryPlan, plan_memory
 from jaxinfer.planning.model_files import read_shape
+from jaxinfer.planning.notes import notes
 from jaxinfer.planning.operations import (
     Operation,
     active_parameters,
@@ -20,20 +21,13 @@ from jaxinfer.planning.operations import (
     operations,
 )
 from jaxinfer.planning.remedies import remedies
+from jaxinfer.planning.replicas import Replicas
 from jaxinfer.planning.shapes import BYTES_OF, ModelShape, expert_groups
-from jaxinfer.planning.times import Time, Timing, recorded_overheads
+from jaxinfer.planning.times import Time, Timing
 
 DEFAULT_CONTEXT = 2048
 DEFAULT_BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 DTYPES = ("bfloat16", "float16")
-_DRAFTS = (
-    "Times are those without drafts: a step with some takes a little longer, and gives a token and "
-    "as many more as were guessed right."
-)
-_POOLS = (
-    "An engine for pooling generates nothing: times are until the last of a batch's prompts is "
-    "read, and tokens a second are those of prompts."
-)
 _MOST_TOKENS = 1 << 24
 _MOST_SEQUENCES = 1 << 16
 
@@ -43,8 +37,8 @@ class BatchPlan:
     """A number of sequences that run at once, each with the plan's context.
 
     Attributes:
-        sequences: B.
-        fits: whether the KV cache holds them all at once; otherwise some wait.
+        sequences: B, over all replicas.
+        fits: whether the KV caches hold them all at once; otherwise some wait.
         context: tokens of each.
         ttft: time until the last of B prompts that arrive together has its first token or, of an
             engine for pooling, is read.
@@ -79,6 +73,7 @@ class Plan:
         tensor_parallel_size: devices that share the model, or each stage of it.
         pipeline_parallel_size: stages, each on so many devices.
         context_parallel_size: groups of so many devices, which tokens are dealt to.
+        replicas: of all of these.
         expert_groups: of these devices, that have whole experts; 1 where all share each of them.
         dtype: of activations, and of weights that are not quantized.
         kv_cache_dtype: of keys and values: "auto" is `dtype`.
@@ -99,6 +94,7 @@ class Plan:
     tensor_parallel_size: int
     pipeline_parallel_size: int
     context_parallel_size: int
+    replicas: Replicas
     expert_groups: int
     dtype: str
     kv_cache_dtype: KVCacheDType
@@ -117,6 +113,14 @@ class Plan:
         """True if every batch fits."""
         return not self.remedies
 
+    def sequences(self, context: int) -> int:
+        """Sequences of `context` tokens that fit at once, in all replicas."""
+        return self.memory.sequences(context) * self.replicas.num_decoding
+
+    def longest(self, num_seqs: int) -> int:
+        """Tokens that each of `num_seqs` sequences may have at once, up to the model's limit."""
+        return self.memory.longest(self.replicas.rows(num_seqs))
+
     def to_dict(self) -> dict[str, Any]:
         """JSON-like values: the attributes, and values that follow from them."""
         values = dataclasses.asdict(self)
@@ -124,11 +128,11 @@ class Plan:
         values["memory"] |= {
             "kv_bytes": self.memory.kv_bytes,
             "num_kv_tokens": self.memory.num_kv_tokens,
-            "sequences": self.memory.sequences(self.context),
+            "sequences": self.sequences(self.context),
         }
         for batch, row in zip(self.batches, values["batches"], strict=True):
             row["tokens_per_s"] = batch.tokens_per_s
-            row["longest_context"] = self.memory.longest(batch.sequences)
+            row["longest_context"] = self.longest(batch.sequences)
         return values
 
 
@@ -155,6 +159,7 @@ def plan(
         engine: sizes of `EngineConfig`: `max_num_seqs` (at least the largest batch if it is left
             out), `max_num_batched_tokens`, `block_size`, `gpu_memory_utilization`;
             `quantization`; `kv_cache_dtype`; `pipeline_parallel_size`; `context_parallel_size`;
+            `data_parallel_size` and `prefill_replicas`, over which batches are spread evenly;
             `enable_expert_parallel` and `expert_parallel_size`; `runner`, which
             is "pooling" for a classifier; and `speculative_config`, whose draft head is a
             directory, "bundled", or a hub id that is in the local cache.
@@ -175,19 +180,21 @@ def plan(
     if batches is not None:
         for rows in batches:
             check_integer("a batch", rows, 1, _MOST_SEQUENCES)
-    most = max(batches or DEFAULT_BATCHES[-1:])
-    # Defaults and limits are the engine's own.
-    if batches is not None and most > engine.get("max_num_seqs", most):
-        raise ValueError(
-            f"a batch of {most} is more than max_num_seqs={engine['max_num_seqs']}, which is the "
-            "most that an engine runs at once; raise max_num_seqs or take a smaller batch"
-        )
-    engine = {"max_num_seqs": max(EngineConfig.max_num_seqs, most)} | engine
     if shape.num_classes:
         engine = _for_classifier(engine)
     config = EngineConfig(tensor_parallel_size=tensor_parallel_size, **engine)
+    replicas = Replicas.of(config)
+    most = max(batches or DEFAULT_BATCHES[-1:])
+    if "max_num_seqs" not in engine:
+        size = max(config.max_num_seqs, replicas.rows(most))
+        config = dataclasses.replace(config, max_num_seqs=size)
+    elif batches is not None and replicas.rows(most) > config.max_num_seqs:
+        raise ValueError(
+            f"a batch of {most} is more than max_num_seqs={config.max_num_seqs}, which is the "
+            "most that a replica runs at once; raise max_num_seqs or take a smaller batch"
+        )
     if config.quantization is not None:
-        shape = _quantized(shape, config.quantization)
+        shape = with_scheme(shape, config.quantization)
     if config.context_parallel_size > 1 and shape.num_experts:
         raise ValueError(
             "context_parallel_size does not go with a model with experts; leave it out"
@@ -197,7 +204,8 @@ def plan(
     drafts = draft_memory(shape, dtype, config)
     memory = plan_memory(shape, chip, dtype, config, drafts)
     if batches is None:
-        batches = [rows for rows in DEFAULT_BATCHES if rows <= memory.sequences(context)] or [1]
+        fit = memory.sequences(context) * replicas.num_decoding
+        batches = [rows for rows in DEFAULT_BATCHES if rows <= fit] or [1]
     pools = config.runner == "pooling"
     timing = Timing(
         shape,
@@ -218,6 +226,7 @@ def plan(
         tensor_parallel_size=config.tensor_parallel_size,
         pipeline_parallel_size=config.pipeline_parallel_size,
         context_parallel_size=config.context_parallel_size,
+        replicas=replicas,
         expert_groups=groups,
         dtype=dtype,
         kv_cache_dtype=config.kv_cache_dtype,
@@ -230,15 +239,15 @@ def plan(
         batches=tuple(
             BatchPlan(
                 sequences=rows,
-                fits=rows <= memory.sequences(context),
+                fits=replicas.rows(rows) <= memory.sequences(context),
                 context=context,
-                ttft=timing.prefill(rows, context),
-                tpot=None if pools else timing.decode_step(rows, context),
+                ttft=timing.prefill(replicas.prompts(rows), context),
+                tpot=None if pools else timing.decode_step(replicas.rows(rows), context),
             )
             for rows in batches
         ),
         remedies=remedies(shape, chip, dtype, config, drafts, rows=max(batches), context=context),
-        notes=(*_notes(timing, dtype), *_draft_notes(drafts, chip), *_stage_notes(timing)),
+        notes=notes(timing, dtype, drafts, replicas),
     )
 
 
@@ -261,14 +270,6 @@ def _for_classifier(engine: dict[str, Any]) -> dict[str, Any]:
     return engine | {"runner": "pooling"}
 
 
-def _quantized(shape: ModelShape, scheme: str) -> ModelShape:
-    if shape.num_experts:
-        raise ValueError(
-            f"quantization={scheme!r}: models with experts can be planned with 16-bit weights only"
-        )
-    return with_scheme(shape, scheme)
-
-
 def _dtype(dtype: str, shape: ModelShape) -> str:
     chosen = shape.dtype if dtype == "auto" else dtype
     if chosen not in DTYPES:
@@ -286,90 +287,3 @@ def _context(context: int | None, shape: ModelShape) -> int:
     if check_integer("context", context, 1, _MOST_TOKENS) > limit:
         raise ValueError(f"context must be at most the model's {limit} tokens, got {context}")
     return context
-
-
-_HOPPER = ("H100", "H200")
-
-
-def _notes(timing: Timing, dtype: str) -> list[str]:
-    shape, chip = timing.shape, timing.chip
-    notes = []
-    if shape.num_experts:
-        notes.append(
-            "No expected times: there are no kernels for experts yet, and XLA takes one expert "
-            "after the other, which on a GPU is far from these floors."
-        )
-    elif not shape.is_measured:
-        notes.append(f"No expected times: no run of a {shape.model_type} model was recorded.")
-    elif shape.quantization is not None:
-        notes.append(
-            f"No expected times: XLA multiplies {shape.quantization.codes} weights, which was not "
-            "measured and, on a GPU, writes and reads each as a plain one: far from these floors."
-        )
-    elif timing.num_contexts > 1:
-        notes.append(
-            "No expected times: context parallelism was never measured. Floors leave out what "
-            "devices exchange."
-        )
-    elif timing.kv_cache_dtype == "fp8_e4m3" and chip.name.startswith(_HOPPER):
-        notes.append("No expected times: no run with an fp8_e4m3 KV cache was recorded.")
-    elif timing.kv_cache_dtype != "auto":
-        notes.append(
-            f"No expected times: on a GPU an {timing.kv_cache_dtype} KV cache is read by XLA's "
-            "attention alone, which was not measured and is far from these floors."
-        )
-    elif timing.num_stages > 1:
-        notes.append("No expected times: no pipeline was measured.")
-    elif not timing.is_expected:
-        notes.append("No expected times: sums over GPUs without NVLink were never measured.")
-    else:
-        notes.append(
-            "Expected times are fitted to recorded H200 runs, with a largest error of "
-            f"{recorded_overheads().worst:.0%}; TTFT is that of prompts that find the engine idle."
-        )
-    if timing.pools:
-        notes.append(_POOLS)
-    if shape.num_classes:
-        notes.append(
-            f"The classifying head lies on the host, in float32: {shape.num_classes} "
-            f"class{'es' if shape.num_classes > 1 else ''}."
-        )
-    if not chip.measured:
-        notes.append(
-            f"{chip.name}: floors from its data sheet; nothing was measured on this device."
-        )
-    if dtype == "bfloat16" and not chip.has_bfloat16:
-        notes.append(f"{chip.name} has no bfloat16: take float16.")
-    if shape.num_experts:
-        notes.append("Experts are taken as equally likely; skewed routing reads fewer.")
-    if timing.num_groups > 1:
-        notes.append(
-            f"Experts lie whole in {timing.num_groups} groups of devices; floors are those of the "
-            "group of which most experts are chosen."
-        )
-    return notes
-
-
-def _stage_notes(timing: Timing) -> list[str]:
-    if timing.num_stages == 1:
-        return []
-    return [
-        f"Each of {timing.num_stages} stages has a share of the sequences at a time: a token takes "
-        "as long as on the devices of one stage, and TPOT is that of so many fewer sequences there."
-    ]
-
-
-def _times(count: int) -> str:
-    return "once" if count == 1 else f"{count} times"
-
-
-def _draft_notes(drafts: DraftMemory, chip: Chip) -> list[str]:
-    notes = [_DRAFTS] if drafts.num_drafts else []
-    if drafts.weight_bytes:
-        once_ms = drafts.weight_bytes / chip.bytes_per_s * 1e3
-        notes.append(
-            f"The draft head is whole on every device; reading it takes at least {once_ms:.2g} ms, "
-            f"{_times(drafts.num_passes)} in a step with {drafts.num_drafts} drafts of each "
-            "sequence."
-        )
-    return notes

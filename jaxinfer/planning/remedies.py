@@ -6,6 +6,7 @@ from jaxinfer.config import EngineConfig
 from jaxinfer.planning.devices import Chip
 from jaxinfer.planning.drafts import DraftMemory
 from jaxinfer.planning.memory import MemoryPlan, plan_memory
+from jaxinfer.planning.replicas import Replicas
 from jaxinfer.planning.shapes import ModelShape, expert_groups
 
 _MOST_DEVICES = 64
@@ -29,14 +30,15 @@ def remedies(
         dtype: of keys and values, and of weights that are not quantized.
         config: the engine that was planned.
         drafts: what its drafts take.
-        rows: sequences that run at once.
+        rows: sequences that run at once, over all replicas.
         context: tokens of each.
     """
-    memory = plan_memory(shape, chip, dtype, config, drafts)
+    memory, replicas = plan_memory(shape, chip, dtype, config, drafts), Replicas.of(config)
+    rows = replicas.rows(rows)
     if memory.sequences(context) >= rows:
         return ()
     found = [_more_devices(shape, chip, dtype, config, drafts, rows, context)]
-    found += [_shorter(memory, rows), _fewer(memory, context)]
+    found += [_shorter(memory, rows), _fewer(memory, context, replicas)]
     changes = tuple(change for change in found if change)
     return changes or (f"a device with more memory: no change of these fits a {chip.name}",)
 
@@ -51,6 +53,7 @@ def _more_devices(
     context: int,
 ) -> str | None:
     groups = config.pipeline_parallel_size * config.context_parallel_size
+    groups *= config.data_parallel_size
     for degree in range(config.tensor_parallel_size + 1, _MOST_DEVICES // groups + 1):
         larger = dataclasses.replace(config, tensor_parallel_size=degree)
         if _is_uneven(shape, larger):
@@ -73,6 +76,6 @@ def _shorter(memory: MemoryPlan, rows: int) -> str | None:
     return f"a context of at most {longest:,} tokens (--context {longest})" if longest else None
 
 
-def _fewer(memory: MemoryPlan, context: int) -> str | None:
-    most = memory.sequences(context)
+def _fewer(memory: MemoryPlan, context: int, replicas: Replicas) -> str | None:
+    most = memory.sequences(context) * replicas.num_decoding
     return f"at most {most:,} sequences at once (--batch {most})" if most else None

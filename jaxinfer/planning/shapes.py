@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 from jaxinfer.config import EngineConfig, KVCacheDType
@@ -14,6 +14,7 @@ from jaxinfer.model.layer_kind import ATTENTION_PROJECTIONS, MLP_PROJECTIONS, La
 from jaxinfer.model.projections import (
     HEAD,
     PROJECTIONS,
+    is_of_experts,
     projection_paths,
     projection_shapes,
     splits,
@@ -21,6 +22,7 @@ from jaxinfer.model.projections import (
 from jaxinfer.model.quantized.quantization import Quantization
 from jaxinfer.model.quantized.sizes import expert_bytes, node_bytes
 
+PLAIN = "plain weights"
 BYTES_OF = {"bfloat16": 2, "float16": 2, "float32": 4}
 _SCALE_BYTES = 4
 ATTENTION = tuple(f"self_attn.{name}" for name in ATTENTION_PROJECTIONS)
@@ -57,8 +59,16 @@ class ModelShape(ModelConfig):
 
     @property
     def is_measured(self) -> bool:
-        """True if expected times are fitted to recorded runs of models of this kind."""
-        return self.model_type == "qwen3"
+        """True if times were recorded of models of this family."""
+        return self.model_type in ("qwen3", "qwen3_moe")
+
+    @property
+    def weights_kind(self) -> str:
+        """What times are fitted for: "plain weights", "fp8 weights", "experts", "fp8 experts"..."""
+        of_experts = "experts" if self.experts else "weights"
+        if self.quantization is not None:
+            return f"{self.quantization.codes} {of_experts}"
+        return of_experts if self.experts else PLAIN
 
     @property
     def layer_kind(self) -> LayerKind:
@@ -139,16 +149,35 @@ class ModelShape(ModelConfig):
             num_devices: N, that the model is split over.
             parts: names of the projections to count, of all layers.
         """
-        if self.quantization is None:
+        form = self.quantization
+        return sum(
+            plain * bytes_per_value - node_bytes(form, path, self, num_devices)
+            for path, plain in self._quantized(num_devices)
+            if form is not None and _part(path) in parts
+        )
+
+    def float8_weights(self, num_devices: int = 1) -> int:
+        """Weights on each device by which a token's inputs are multiplied as float8 values."""
+        form = self.quantization
+        if form is None or form.codes != "fp8" or form.inputs is None:
             return 0
-        form, shapes, saved = self.quantization, projection_shapes(self), 0
+        dense = sum(plain for _, plain in self._quantized(num_devices))
+        if not any(is_of_experts(path) and form.takes(path) for path in projection_paths(self)):
+            return dense
+        experts = self.experts_per_token * self.num_expert_layers * self.expert_weights
+        return dense + experts // num_devices
+
+    def _quantized(self, num_devices: int) -> Iterator[tuple[str, int]]:
+        """Paths of projections that are codes with scales, and each device's number of weights.
+
+        Experts' are left out.
+        """
+        form, shapes = self.quantization, projection_shapes(self)
         for path in projection_paths(self):
-            part = path.rpartition(".")[2] if path == HEAD else ".".join(path.split(".")[3:])
-            if part in parts and form.takes(path):
+            if form is not None and form.takes(path) and not is_of_experts(path):
                 name = path.rpartition(".")[2]
-                plain = math.prod(shapes[name]) // math.prod(splits(name, self, num_devices))
-                saved += plain * bytes_per_value - node_bytes(form, path, self, num_devices)
-        return saved
+                parts = math.prod(splits(name, self, num_devices))
+                yield path, math.prod(shapes[name]) // parts
 
     def kv_heads_of_device(self, num_devices: int) -> int:
         """Key/value heads that each device holds: at least one, which several may share."""
@@ -181,6 +210,11 @@ class ModelShape(ModelConfig):
         With `num_groups`, so many groups of the devices have whole experts.
         """
         return indivisible(self, num_devices, num_groups)
+
+
+def _part(path: str) -> str:
+    """The name in `PROJECTIONS` of the projection at a path."""
+    return path.rpartition(".")[2] if path == HEAD else ".".join(path.split(".")[3:])
 
 
 def expert_groups(shape: ModelShape, config: EngineConfig) -> int:

@@ -18,10 +18,10 @@ from jaxinfer.planning.cost import (
     decode_step_floor_s,
     model_cost,
     prefill_floor_s,
-    prefill_flops,
+    prefill_products_s,
 )
 from jaxinfer.planning.devices import REACHED_BANDWIDTH, REACHED_MATRIX_SPEED, Chip
-from jaxinfer.planning.shapes import ModelShape
+from jaxinfer.planning.shapes import PLAIN, ModelShape
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -39,7 +39,11 @@ class Overheads:
         prefill_launch_s: of a prefill, until its first kernel and after its last.
         prefill_value_s: of each token, layer and hidden value: norms, additions, SiLU.
         prefill_sum_s: as for decode steps.
-        worst: largest deviation from a recorded time, as a share of it.
+        worst: largest deviation from a recorded time, as a share of it; None where there are no
+            more times than terms that are fitted to them.
+
+    Of other weights than plain ones, shares of floors and `worst` are fitted anew, and the rest is
+    as of plain ones.
     """
 
     decode_of_floor: float
@@ -51,14 +55,20 @@ class Overheads:
     prefill_launch_s: float
     prefill_value_s: float
     prefill_sum_s: float
-    worst: float
+    worst: float | None
 
 
 @functools.cache
-def recorded_overheads() -> Overheads:
-    """The fitted overheads that the package ships."""
+def recorded_overheads(weights: str = PLAIN) -> Overheads | None:
+    """The fitted overheads that the package ships, by `ModelShape.weights_kind`.
+
+    None of a kind without recorded runs.
+    """
     file = importlib.resources.files("jaxinfer.planning") / "overheads.json"
-    return Overheads(**json.loads(file.read_text())["overheads"])
+    overheads = json.loads(file.read_text())["overheads"]
+    if weights not in overheads:
+        return None
+    return Overheads(**overheads[PLAIN] | overheads[weights])
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -106,18 +116,24 @@ class Timing:
     step_tokens: int = 1
     num_contexts: int = 1
 
-    @property
-    def is_expected(self) -> bool:
-        """True if expected times are known, not only the least.
+    @functools.cached_property
+    def overheads(self) -> Overheads | None:
+        """Of this model's weights and devices; None if only the least times are known.
 
-        It is for models that the engine serves, on devices whose sums it can know the time of,
-        with the weights and the cache that the recorded runs had.
+        They are known of families, weights, caches and degrees of parallelism that runs were
+        recorded with, on devices that have the same kernels and whose sums they can tell the time
+        of.
         """
-        if self.kv_cache_dtype != "auto" or self.shape.quantization is not None:
-            return False
+        is_plain = self.shape.weights_kind == PLAIN
+        if not self.shape.is_measured or self.kv_cache_dtype != "auto":
+            return None
         if self.num_stages > 1 or self.num_contexts > 1:
-            return False
-        return self.shape.is_measured and (self.num_devices == 1 or self.chip.linked)
+            return None
+        if self.num_devices > 1 and not (is_plain and self.chip.linked):
+            return None
+        if not (is_plain or self.chip.is_hopper):
+            return None
+        return recorded_overheads(self.shape.weights_kind)
 
     @functools.cached_property
     def cost(self) -> ModelCost:
@@ -138,15 +154,19 @@ class Timing:
         """
         rows = -(-rows // self.num_stages)
         tokens = -(-rows * context // self.num_contexts)
-        return self._time(
-            decode_step_floor_s(self.cost, self.chip, rows, tokens),
-            expected_decode_s(
-                decode_step_floor_s(self.cost, reachable(self.chip), rows, tokens),
+        expected_s = None
+        if self.overheads is not None:
+            reached = decode_step_floor_s(self.cost, reachable(self.chip), rows, tokens)
+            expected_s = expected_decode_s(
+                reached,
                 rows=rows,
                 shape=self.shape,
                 num_devices=self.num_devices,
-                overheads=recorded_overheads(),
-            ),
+                overheads=self.overheads,
+            )
+        return self._time(
+            decode_step_floor_s(self.cost, self.chip, rows, tokens),
+            expected_s,
             busy_s=decode_step_bytes(self.cost, rows, tokens) / self.chip.bytes_per_s,
         )
 
@@ -155,24 +175,24 @@ class Timing:
         lengths = [context] * rows
         steps, stages = -(-rows * context // self.step_tokens), self.num_stages
         share = (steps + stages - 1) / (steps * stages)  # of the time on one stage's devices
-        return self._time(
-            prefill_floor_s(self.cost, self.chip, lengths) * share / self.num_contexts,
-            expected_prefill_s(
+        expected_s = None
+        if self.overheads is not None:
+            expected_s = expected_prefill_s(
                 prefill_floor_s(self.cost, reachable(self.chip), lengths),
                 tokens=rows * context,
                 shape=self.shape,
                 num_devices=self.num_devices,
-                overheads=recorded_overheads(),
-            ),
-            busy_s=prefill_flops(self.cost, lengths)
-            / (stages * self.num_contexts)
-            / self.chip.flops_per_s,
+                overheads=self.overheads,
+            )
+        return self._time(
+            prefill_floor_s(self.cost, self.chip, lengths) * share / self.num_contexts,
+            expected_s,
+            busy_s=prefill_products_s(self.cost, self.chip, lengths) / (stages * self.num_contexts),
         )
 
-    def _time(self, floor_s: float, expected_s: float, *, busy_s: float) -> Time:
-        seconds = expected_s if self.is_expected else floor_s
-        expected = expected_s if self.is_expected else None
-        return Time(floor_s=floor_s, expected_s=expected, utilization=busy_s / seconds)
+    def _time(self, floor_s: float, expected_s: float | None, *, busy_s: float) -> Time:
+        seconds = floor_s if expected_s is None else expected_s
+        return Time(floor_s=floor_s, expected_s=expected_s, utilization=busy_s / seconds)
 
 
 def expected_decode_s(

@@ -6,6 +6,7 @@ import re
 import shlex
 import sys
 import timeit
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,9 +37,15 @@ _VARIANTS = (
 )
 
 
-def is_of_a_variant(record: dict[str, Any]) -> bool:
-    """A workload's run with an option that decides its speed, kept beside the default's."""
-    return "workload" in record and any(flag in record.get("command", "") for flag in _VARIANTS)
+def is_of_a_variant(record: dict[str, Any], besides: Sequence[str] = ()) -> bool:
+    """A workload's run with an option that decides its speed, kept beside the default's.
+
+    Args:
+        besides: options that make no variant here.
+    """
+    if "workload" not in record:
+        return False
+    return any(flag in record.get("command", "") for flag in _VARIANTS if flag not in besides)
 
 
 def save_result(kind: str, figures: dict[str, Any], directory: Path = RESULTS) -> Path:

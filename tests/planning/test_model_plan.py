@@ -105,15 +105,71 @@ def test_expected_times_are_said_to_be_unknown_where_they_are():
     assert plan("Qwen3-8B").batches[0].tpot.expected_s is not None
     assert plan("Qwen3-8B", "l40s").batches[0].tpot.expected_s is not None
     others = [
-        (plan("Qwen3-30B-A3B"), "no kernels for experts yet"),
         (plan("Llama-2-7B"), "no run of a llama model"),
         (plan("Qwen3-8B", "l40s", tensor_parallel_size=2), "without NVLink"),
+        (plan("Qwen3-8B", quantization="int8"), "no run of int8 weights was"),
+        (plan("Qwen3-8B", quantization="fp8", tensor_parallel_size=2), "weights over several"),
+        (plan("Qwen3-8B", "a100", quantization="fp8"), "fp8 weights are for H100 and H200"),
+        (plan("Qwen3-30B-A3B", tensor_parallel_size=4), "of experts over several devices"),
+        (plan("Qwen3-30B-A3B", "80:2000:300"), "kernels for experts are for"),
+        (plan("Qwen3-8B", kv_cache_dtype="fp8_e4m3"), "an fp8_e4m3 KV cache are too few"),
+        (plan("Qwen3-8B", context_parallel_size=2), "of context parallelism"),
+        (plan("Qwen3-8B", pipeline_parallel_size=2), "of pipelines one run"),
     ]
     for planned, note in others:
         for batch in planned.batches:
             assert batch.tpot.expected_s is None
             assert batch.ttft.expected_s is None
         assert note in " ".join(planned.notes)
+
+
+@pytest.mark.parametrize(
+    ("model", "quantization", "said"),
+    [
+        ("Qwen3-8B", "fp8", "recorded H200 runs of fp8 weights, with a largest error of"),
+        ("Qwen3-8B", "int4", "of int4 weights, with"),
+        ("Qwen3-30B-A3B", None, "of experts, too few to tell their error"),
+        ("Qwen3-30B-A3B", "fp8", "of fp8 experts, too few"),
+    ],
+)
+def test_times_of_other_weights_are_fitted_to_their_own_runs(model, quantization, said):
+    plain, other = (plan(model, batches=[64], quantization=each) for each in (None, quantization))
+    assert said in " ".join(other.notes)
+    overheads, known = recorded_overheads(), recorded_overheads(other.shape.weights_kind)
+    tpot = other.batches[0].tpot
+    extra = plain.shape.num_hidden_layers * overheads.decode_layer_s + 64 * overheads.decode_row_s
+    assert tpot.expected_s == pytest.approx(tpot.floor_s * (1 + known.decode_of_floor) + extra)
+    assert known.decode_of_floor > 1.5 * overheads.decode_of_floor
+    assert tpot.floor_s <= plain.batches[0].tpot.floor_s
+
+
+@pytest.mark.parametrize(
+    ("device", "faster"),
+    [("h200", 2), ("l40s", 2), ("a100", 1), ("80:2000:300", 1)],
+)
+@pytest.mark.parametrize("quantization", ["fp8", "FP8_DYNAMIC", "int8", "W8A8", "int4"])
+def test_products_of_float8_values_are_faster_where_the_device_has_them(
+    device, faster, quantization
+):
+    """Of all products of a long prompt but attention's: 6.95 billion weights of 36 layers."""
+    plain = plan("Qwen3-8B", device, batches=[1], context=4096)
+    codes = plan("Qwen3-8B", device, batches=[1], context=4096, quantization=quantization)
+    layers = 2 * 36 * (2 * 4096 * 40 * 128 + 3 * 4096 * 12_288) * 4096 / plain.chip.flops_per_s
+    saved = layers * (1 - 1 / faster) if "fp8" in quantization.lower() else 0
+    found = plain.batches[0].ttft.floor_s - codes.batches[0].ttft.floor_s
+    assert found == pytest.approx(saved, rel=1e-6, abs=1e-12)
+    assert 0 < codes.batches[0].ttft.utilization <= 1
+
+
+def test_products_of_chosen_experts_are_counted_as_float8():
+    plain, codes = (
+        plan("Qwen3-30B-A3B", batches=[64], context=4096, quantization=each)
+        for each in (None, "fp8")
+    )
+    weights = 48 * (2 * 2048 * 36 * 128 + 8 * 3 * 2048 * 768)
+    saved = 2 * weights * 64 * 4096 / plain.chip.flops_per_s / 2
+    found = plain.batches[0].ttft.floor_s - codes.batches[0].ttft.floor_s
+    assert found == pytest.approx(saved, rel=1e-6)
 
 
 def test_notes_tell_of_devices_that_were_not_measured():
