@@ -173,6 +173,22 @@ def test_running_streams_end_before_their_replica_does(one_replica):
         assert stream.result(timeout=60) == "done"
 
 
+def test_prompts_are_computed_apart_in_a_replica_of_two_devices(cluster):
+    devices = {"XLA_FLAGS": "--xla_force_host_platform_device_count=2"}
+    options = {"num_cpus": 0.5, "runtime_env": {"env_vars": devices}}
+    apart = {"data_parallel_size": 2, "prefill_replicas": 1, "kv_offloading_size": 0.05}
+    _run(min_replicas=1, **apart, ray_actor_options=options)
+    body = {"model": "jaxinfer", "prompt": "Once upon a time " * 30, "max_tokens": 8}
+    body |= {"ignore_eos": True, "temperature": 0}
+    first, again = (httpx.post(f"{URL}/v1/completions", json=body, timeout=60) for _ in range(2))
+    assert first.json()["choices"] == again.json()["choices"]
+    assert first.json()["usage"]["completion_tokens"] == 8
+    assert _metric("handed_over_prompts_total") == 1, "the second time they are cached"
+    assert _metric("handed_over_tokens_total") > 64
+    assert _metric("recomputed_prompts_total") == 0
+    serve.delete("served")
+
+
 def test_an_engine_that_fails_to_start_is_told(cluster):
     with pytest.raises(RuntimeError):
         _run(model="/no/such/directory", min_replicas=1)
