@@ -21,7 +21,8 @@ class ModelCost:
         weight_bytes: read once in each step: the layers and the head, experts left out.
         kv_bytes_per_token: keys and values of one token, all layers.
         layer_flops_per_token: matrix products of the layers (2 operations a weight).
-        float8_flops_per_token: of these, products of float8 weights by float8 inputs.
+        code_flops_per_token: of these, products of codes by inputs that are codes, too.
+        codes: these are of: "fp8" or "int8".
         head_flops_per_token: the head's product.
         attention_flops_per_pair: query times key and probability times value, all layers.
         expert_bytes: of one expert of every layer, as far as the device has it.
@@ -39,7 +40,8 @@ class ModelCost:
     num_experts: int = 0
     experts_per_token: int = 0
     num_groups: int = 1
-    float8_flops_per_token: int = 0
+    code_flops_per_token: int = 0
+    codes: str = "fp8"
 
     def bytes_read(self, tokens: int) -> float:
         """Bytes of weights that a step of this number of tokens reads; see `most_experts`."""
@@ -111,7 +113,8 @@ def model_cost(
         num_experts=shape.num_experts,
         experts_per_token=shape.experts_per_token,
         num_groups=num_groups,
-        float8_flops_per_token=2 * shape.float8_weights(N),
+        code_flops_per_token=2 * shape.weights_times_codes(N),
+        codes="int8" if shape.quantization and shape.quantization.codes == "int8" else "fp8",
     )
 
 
@@ -159,6 +162,7 @@ def prefill_products_s(cost: ModelCost, chip: Chip, lengths: list[int], cached: 
 
 
 def _products_s(cost: ModelCost, chip: Chip, flops: float, tokens: int) -> float:
-    """Seconds of so many operations, those of this number of tokens' float8 products included."""
-    of_float8 = tokens * cost.float8_flops_per_token
-    return (flops - of_float8) / chip.flops_per_s + of_float8 / chip.float8_flops_per_s
+    """Seconds of so many operations, those of this number of tokens' products of codes included."""
+    of_codes = tokens * cost.code_flops_per_token
+    plain_s = (flops - of_codes) / chip.flops_per_s
+    return plain_s + of_codes / chip.code_flops_per_s(cost.codes)

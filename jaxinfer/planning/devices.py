@@ -7,13 +7,15 @@ Sources of published numbers (NVIDIA; 16-bit products with dense operands, float
 - L40S, A10, T4: data sheets of these names. A T4 has no bfloat16: its figure is float16's.
 - RTX 4090: Ada GPU architecture white paper, appendix A (float32 accumulation).
 
-The same sources give products of float8 values, where there are some, twice the speed.
+The same sources give products of 8-bit values, float8_e4m3fn from Ada on and integers on all of
+them, twice the speed; integers on the RTX 4090 four times.
 
 `memory_bytes` is the size that CUDA reports, which is less than the name says: driver, error
 correction and reserved pages take some. It differs by about 1% between drivers and boards.
 """
 
 import dataclasses
+from typing import Any
 
 from jaxinfer.checks import check_real
 
@@ -36,7 +38,9 @@ class Chip:
             another; None if it was not measured.
         linked: GPUs of one machine are joined by NVLink, which all-reduces need.
         has_bfloat16: its matrix units take bfloat16.
-        has_float8: they take float8_e4m3fn, at twice the speed.
+        fp8_factor: speed of products of float8_e4m3fn over that of 16 bits; 1 where these values
+            are converted first.
+        int8_factor: the same of 8-bit integers.
     """
 
     name: str
@@ -47,21 +51,21 @@ class Chip:
     copy_bytes_per_s: float | None = None
     linked: bool = False
     has_bfloat16: bool = True
-    has_float8: bool = False
+    fp8_factor: float = 1.0
+    int8_factor: float = 1.0
 
     @property
     def is_hopper(self) -> bool:
         """Whether kernels for quantized weights and for experts run on it."""
         return self.name.startswith(("H100", "H200"))
 
-    @property
-    def float8_flops_per_s(self) -> float:
-        """Operations a second of products of float8 values, which others convert first."""
-        return self.flops_per_s * (2 if self.has_float8 else 1)
+    def code_flops_per_s(self, codes: str) -> float:
+        """Operations a second of products of codes by codes, "fp8" or "int8"."""
+        return self.flops_per_s * {"fp8": self.fp8_factor, "int8": self.int8_factor}[codes]
 
 
 def _published(
-    name: str, gib: float, gb_per_s: float, tflops: float, *, linked: bool = False, **more: bool
+    name: str, gib: float, gb_per_s: float, tflops: float, *, linked: bool = False, **more: Any
 ) -> Chip:
     return Chip(
         name=name,
@@ -88,16 +92,17 @@ PUBLISHED = {
         flops_per_s=989e12,
         memory_bytes=150_110_492_939,
         linked=True,
-        has_float8=True,
+        fp8_factor=2,
+        int8_factor=2,
     ),
-    "h100": _published("H100 SXM", 79.10, 3350, 989, linked=True, has_float8=True),
-    "h100-pcie": _published("H100 PCIe", 79.10, 2000, 756, has_float8=True),
-    "a100": _published("A100 80GB", 79.15, 2039, 312, linked=True),
-    "a100-40gb": _published("A100 40GB", 39.39, 1555, 312, linked=True),
-    "l40s": _published("L40S", 44.40, 864, 362, has_float8=True),
-    "rtx4090": _published("RTX 4090", 23.52, 1008, 165.2, has_float8=True),
-    "a10": _published("A10", 22.06, 600, 125),
-    "t4": _published("T4", 14.75, 320, 65, has_bfloat16=False),
+    "h100": _published("H100 SXM", 79.10, 3350, 989, linked=True, fp8_factor=2, int8_factor=2),
+    "h100-pcie": _published("H100 PCIe", 79.10, 2000, 756, fp8_factor=2, int8_factor=2),
+    "a100": _published("A100 80GB", 79.15, 2039, 312, linked=True, int8_factor=2),
+    "a100-40gb": _published("A100 40GB", 39.39, 1555, 312, linked=True, int8_factor=2),
+    "l40s": _published("L40S", 44.40, 864, 362, fp8_factor=2, int8_factor=2),
+    "rtx4090": _published("RTX 4090", 23.52, 1008, 165.2, fp8_factor=2, int8_factor=4),
+    "a10": _published("A10", 22.06, 600, 125, int8_factor=2),
+    "t4": _published("T4", 14.75, 320, 65, has_bfloat16=False, int8_factor=2),
 }
 """Chips at the speeds of their data sheets."""
 MEASURED = {

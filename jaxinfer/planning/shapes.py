@@ -156,10 +156,10 @@ class ModelShape(ModelConfig):
             if form is not None and _part(path) in parts
         )
 
-    def float8_weights(self, num_devices: int = 1) -> int:
-        """Weights on each device by which a token's inputs are multiplied as float8 values."""
+    def weights_times_codes(self, num_devices: int = 1) -> int:
+        """Weights on each device that are multiplied, as codes, by inputs that are codes, too."""
         form = self.quantization
-        if form is None or form.codes != "fp8" or form.inputs is None:
+        if form is None or form.inputs is None:
             return 0
         dense = sum(plain for _, plain in self._quantized(num_devices))
         if not any(is_of_experts(path) and form.takes(path) for path in projection_paths(self)):
