@@ -55,6 +55,7 @@ def run(home, monkeypatch, capsys):
     return run
 
 
+@pytest.mark.slow
 def test_two_models_are_compared_for_people_and_programs(run, tmp_path):
     files = f"--json {tmp_path}/figures.json --plot {tmp_path}/layers.svg"
     output = run(f"int8 --against plain --text story.txt lines.jsonl --worst 2 {files} -q")

@@ -61,6 +61,7 @@ def _dequantized(tree):
         ),
     ],
 )
+@pytest.mark.slow
 def test_an_engine_of_the_same_form_takes_codes_and_scales(name, num_devices):
     form, dtype, options = FORMS[name]
     tree = _quantized(PLAIN, dtype, **options)

@@ -85,6 +85,7 @@ def test_a_plain_tree_starts_an_engine_of_integers(expected):
         assert answers(llm) == expected[1]
 
 
+@pytest.mark.slow
 def test_integers_of_the_caller_are_used_as_they_are(expected):
     tree = jax.tree.map(jnp.asarray, expected[0])
     with small_llm(params=small_params(), config=INT8) as llm:
@@ -152,6 +153,7 @@ def test_no_second_copy_of_the_tree_is_made(name):
 
 
 @pytest.mark.parametrize("is_stacked", [False, True])
+@pytest.mark.slow
 def test_layers_are_quantized_by_the_same_programs_at_a_start(is_stacked, monkeypatch):
     """One program for a whole model would be long to compile; host memory is copied once."""
     traced, copied = [], []

@@ -84,6 +84,7 @@ def test_tokens_are_those_of_one_device(split, expected):
     assert tokens(split) == expected
 
 
+@pytest.mark.slow
 def test_a_prefix_hit_gives_the_same_tokens(split, expected):
     assert tokens(split) == expected
     outputs = generate(split)

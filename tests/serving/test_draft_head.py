@@ -71,13 +71,8 @@ def always_draft(monkeypatch):
     monkeypatch.setattr("jaxinfer.serving.requests.draft_record._LEAST_GAIN", 0.0)
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(name, marks=pytest.mark.slow("alone") if name == "penalty" else ())
-        for name in SAMPLING
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SAMPLING)
 def test_a_head_changes_no_answer(plain, drafting, name, monkeypatch):
     always_draft(monkeypatch)
     expected = answers(plain, params_of(name))
@@ -138,6 +133,7 @@ def test_a_head_on_two_devices_or_without_compiling(plain, method, directory, op
     assert [each[:3] for each in found] == [each[:3] for each in answers(plain, sampling)]
 
 
+@pytest.mark.slow
 def test_after_a_sleep_and_other_weights_the_head_is_there(plain, method, directory, monkeypatch):
     always_draft(monkeypatch)
     sampling = params_of("greedy", max_tokens=10)
@@ -325,6 +321,7 @@ def test_a_head_guesses_by_the_vocabulary_of_the_model_or_its_own(
         check_drafts(llm, head, config, PROMPTS[0], recorded)
 
 
+@pytest.mark.slow
 def test_steps_with_a_head_are_programs_of_their_own(drafting, plain, monkeypatch):
     always_draft(monkeypatch)
     params = params_of("temperature")  # with the programs of the tests above

@@ -258,6 +258,7 @@ def test_experts_move_and_no_token_changes(alone, name, redundant):
         assert not any(leaf.is_deleted() for leaf in jax.tree.leaves(given))
 
 
+@pytest.mark.slow
 def test_experts_move_by_what_was_counted():
     with engine(**settings_of("EP2"), enable_eplb=True, expert_statistics=True) as llm:
         wanted = answers(llm)

@@ -140,6 +140,7 @@ def test_rollouts_take_them(llm):
     np.testing.assert_allclose(rollouts.logprobs[0, :2], expected[[0, 1], [7, 8]], atol=1e-5)
 
 
+@pytest.mark.slow
 def test_preempted_and_chunked_they_are_scored_all_the_same():
     prompts = [LONG[i : i + 20] for i in range(3)]
     params = SAMPLED.clone(forced_token_ids=list(range(50, 60)), max_tokens=40)

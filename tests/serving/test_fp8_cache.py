@@ -27,6 +27,7 @@ def alone():
     [{}, {"block_size": 8, "num_kv_blocks": 129}, {"mesh": 2}, {"max_num_batched_tokens": 16}],
     ids=str,
 )
+@pytest.mark.slow
 def test_batches_chunks_pages_prefix_hits_and_meshes_change_no_token(alone, settings):
     if "mesh" in settings:
         settings = {"mesh": make_mesh(settings["mesh"])}

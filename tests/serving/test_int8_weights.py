@@ -181,7 +181,7 @@ def test_a_step_makes_the_plain_weights_of_one_layer_at_a_time(key):
     [
         pytest.param(1, DecodeShape(4, 64), marks=pytest.mark.slow),
         (2, DecodeShape(4, 64)),
-        (1, DecodeShape(64, 64)),
+        pytest.param(1, DecodeShape(64, 64), marks=pytest.mark.slow),
         pytest.param(2, DecodeShape(64, 64), marks=pytest.mark.slow),
     ],
     ids=repr,

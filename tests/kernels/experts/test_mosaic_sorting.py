@@ -86,18 +86,21 @@ def interpreted(monkeypatch):
 
 
 @pytest.mark.usefixtures("interpreted")
-@pytest.mark.parametrize("T", [20, 64])
+@pytest.mark.parametrize("T", [20, pytest.param(64, marks=pytest.mark.slow)])
 def test_rows_get_their_places_in_the_interpreter(T):
     _check_groups(T, 3, 64, 64)
 
 
 @pytest.mark.usefixtures("interpreted")
-@pytest.mark.parametrize("T", [2, 16])
+@pytest.mark.parametrize("T", [2, pytest.param(16, marks=pytest.mark.slow)])
 def test_experts_are_listed_in_the_interpreter(T):
     _check_list(T, 3, 64)
 
 
 @pytest.mark.usefixtures("interpreted")
-@pytest.mark.parametrize("E", [128, 2048, 1152])
+@pytest.mark.parametrize(
+    "E",
+    [128, pytest.param(2048, marks=pytest.mark.slow), pytest.param(1152, marks=pytest.mark.slow)],
+)
 def test_rows_are_copied_in_the_interpreter(E):
     _check_spread(5, E)

@@ -61,6 +61,7 @@ def test_a_mixture_is_the_weighted_sum_of_each_tokens_experts(num_tokens):
     np.testing.assert_allclose(jax.jit(mixture)(*inputs), one_by_one(*inputs), rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_a_debugger_may_follow_a_mixture():
     inputs = (*batch(3), *matrices())
     with jax.disable_jit():
@@ -81,7 +82,10 @@ def test_blocks_of_long_batches_are_few_and_mostly_full():
         assert rows <= num_slots // num_experts // 4
 
 
-@pytest.mark.parametrize("num_tokens", [5, 24, 150])
+@pytest.mark.parametrize(
+    "num_tokens",
+    [5, pytest.param(24, marks=pytest.mark.slow), pytest.param(150, marks=pytest.mark.slow)],
+)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_batch_mates_change_no_bit(num_tokens, dtype):
     run, weights_of_experts = jax.jit(mixture), matrices(dtype)
@@ -114,7 +118,7 @@ def test_a_row_of_nan_stays_alone(num_tokens):
     assert np.isfinite(np.delete(found, 2, axis=0)).all()
 
 
-@pytest.mark.parametrize("normalize", [True, False])
+@pytest.mark.parametrize("normalize", [True, pytest.param(False, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_whatever_top_k_makes_of_nan_the_row_is_nan(dtype, normalize, monkeypatch):
     """Some select by comparisons, which NaN never wins: what they begin with is left."""
@@ -198,6 +202,7 @@ def test_gradients_are_those_of_a_dense_sum(num_tokens):
         np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-3)
 
 
+@pytest.mark.slow
 def test_gradients_pass_vmap_and_remat():
     hidden, chosen, weights = batch(10)
     experts = matrices()

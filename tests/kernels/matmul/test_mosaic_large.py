@@ -182,7 +182,9 @@ def test_products_match_fp64_in_the_interpreter():
 
 
 @pytest.mark.usefixtures("interpreted")
-@pytest.mark.parametrize("M", [16, 24, 32])
+@pytest.mark.parametrize(
+    "M", [24, pytest.param(16, marks=pytest.mark.slow), pytest.param(32, marks=pytest.mark.slow)]
+)
 def test_inputs_are_quantized_as_elsewhere(M):
     x = _rows(M, 2 * GROUP).at[0, :GROUP].set(0)
     codes, scale = quantize_groups(x)

@@ -100,7 +100,10 @@ def test_other_rows_change_nothing(name):
     jax.__version_info__ < (0, 12),
     reason="jax 0.11's interpreter wants every phase of a barrier awaited, the last one too",
 )
-@pytest.mark.parametrize("name", _GROUPED)
+@pytest.mark.parametrize(
+    "name",
+    [name if name == "int4" else pytest.param(name, marks=pytest.mark.slow) for name in _GROUPED],
+)
 def test_groups_match_fp64_in_the_interpreter(name, monkeypatch):
     def of_rows(load, matrices):
         parts = [load(matrix, TILE // matrices, tile_values.ROW) for matrix in range(matrices)]

@@ -110,6 +110,7 @@ SCHEME_CONFIG = dataclasses.replace(CONFIG, hidden_size=128, head_dim=64, num_ke
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.slow
 def test_what_convert_writes_is_read_by_compressed_tensors(scheme, tmp_path):
     safetensors_torch = pytest.importorskip("safetensors.torch")
     from compressed_tensors.compressors import BaseCompressor

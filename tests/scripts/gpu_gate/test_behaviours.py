@@ -54,6 +54,7 @@ def test_a_sound_engine_passes_every_check(llm):
     assert rows[0].what.startswith("128 of 128 tokens")
 
 
+@pytest.mark.slow
 def test_samples_that_are_not_those_of_isolated_runs_are_bad(llm, monkeypatch):
     together = behaviours.answers
 
@@ -108,6 +109,7 @@ def test_a_cache_that_outlives_its_weights_is_bad(llm, monkeypatch):
     assert "came from a cache filled with other weights" in row.what
 
 
+@pytest.mark.slow
 def test_an_abort_that_does_nothing_is_bad(llm, monkeypatch):
     monkeypatch.setattr(llm, "abort_request", lambda names: None)
     row = check_one("abort", llm, behaviours.check_abort)

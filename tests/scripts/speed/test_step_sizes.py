@@ -86,6 +86,7 @@ def test_every_program_of_a_step_is_timed_and_the_engine_goes_on(runner):
 
 
 @pytest.mark.parametrize(("enough_s", "place"), [(0.0, 0), (1e9, -1)])
+@pytest.mark.slow
 def test_the_device_is_kept_busy_by_the_first_prefill_that_takes_long(
     runner, monkeypatch, enough_s, place
 ):

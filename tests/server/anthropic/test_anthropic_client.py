@@ -73,6 +73,7 @@ def test_text_plain_and_streamed(api):
     assert (kinds[0], kinds[-1]) == ("message_start", "message_stop")
 
 
+@pytest.mark.slow("alone")
 def test_thinking_has_a_budget(api):
     thinking = {"type": "enabled", "budget_tokens": 3}
     whole = api.messages.create(**FIELDS, thinking=thinking)

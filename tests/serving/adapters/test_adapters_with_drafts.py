@@ -20,6 +20,8 @@ from tests.serving.requests.host_request import host_request
 from tests.serving.small_llm import CONFIG, held_blocks, small_llm
 from tests.serving.test_speculative import METHODS, NUM_STEPS, launched_keys, params_of
 
+pytestmark = pytest.mark.slow
+
 LORA = {"enable_lora": True, "max_loras": 2, "max_lora_rank": 4}
 PROMPTS = [
     [1, 2, 3, 4, 1, 2, 3, 4, 1, 2],
@@ -29,11 +31,7 @@ PROMPTS = [
     [1, 2, 3, 4, 1, 2, 3, 4, 1, 2],
 ]
 MIXED = ["a0", None, "a1", "a1", None]
-SLOW = ("temperature", "top_p", "logprobs")
-SAMPLING = [
-    pytest.param(name, marks=pytest.mark.slow if name in SLOW else ())
-    for name in ("greedy", "group", "penalty", *SLOW)
-]
+SAMPLING = ("greedy", "group", "penalty", "temperature", "top_p", "logprobs")
 HEADS = {
     "eagle3": head_config(CONFIG, draft_vocab_size=100, norm_before_fc=True),
     "dflash": dflash_config(CONFIG, states=(0, 1)),
@@ -150,7 +148,6 @@ def test_more_adapters_than_slots_change_no_answer(plain, drafting):
     assert found == expected
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("method", HEADS)
 def test_heads_draft_for_adapted_layers(plain, method, tmp_path, monkeypatch):
     # Drafts of a random head are hardly ever right, and would soon rest.
@@ -166,7 +163,6 @@ def test_heads_draft_for_adapted_layers(plain, method, tmp_path, monkeypatch):
     assert found == [answers(plain, sampling)] * 2
 
 
-@pytest.mark.slow
 def test_two_devices_verify_the_same_tokens(plain):
     sampling = params_of("top_p")
     with engine(speculative_config=METHODS["ngram"], tensor_parallel_size=2) as llm:
@@ -190,7 +186,6 @@ def test_each_step_with_drafts_has_two_programs(method):
     assert WriteAdapterKey() in both
 
 
-@pytest.mark.slow
 def test_no_request_waits_for_a_program():
     with engine(speculative_config=METHODS["ngram"], compile_ahead=True) as llm:
         runner = llm._loaded.replicas[0].runner

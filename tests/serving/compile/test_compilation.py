@@ -131,6 +131,7 @@ def test_a_failure_to_compile_reaches_the_caller():
         programs.compile([1, 2], show_progress=False)
 
 
+@pytest.mark.slow
 def test_the_second_process_finds_programs_on_disk(tmp_path):
     hits = []
 

@@ -158,6 +158,7 @@ def test_an_engine_answers_the_same_whatever_is_set_before_and_after_its_start(
 
 
 @pytest.mark.filterwarnings("ignore")
+@pytest.mark.slow
 def test_an_engine_answers_the_same_under_all_that_is_widely_used(earlier, expected):
     with _a_trainers():
         assert _used(earlier) == expected

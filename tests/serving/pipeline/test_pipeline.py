@@ -131,6 +131,7 @@ def test_requests_take_turns_so_that_no_stage_waits(monkeypatch):
         assert tokens(found) == tokens(one.generate(prompts, params, use_tqdm=False))
 
 
+@pytest.mark.slow
 def test_a_step_is_fed_tokens_as_old_as_can_be(monkeypatch):
     """The first stage reads the copy that was made two steps ago, not the newest."""
     with engine(**TWO_STAGES) as llm:

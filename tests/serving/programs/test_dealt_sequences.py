@@ -115,7 +115,9 @@ def test_parts_of_a_prefill_make_the_whole(size):
     check_prefill(size, Kernels("xla"), jnp.float32)
 
 
-@pytest.mark.parametrize("size", [2, 4, 8])
+@pytest.mark.parametrize(
+    "size", [2, pytest.param(4, marks=pytest.mark.slow), pytest.param(8, marks=pytest.mark.slow)]
+)
 def test_parts_of_a_decode_make_the_whole(size):
     check_decode(size, Kernels("xla"), jnp.float32)
 
@@ -132,7 +134,9 @@ def test_every_backend_has_both_parts():
     assert set(BACKENDS) == {"mosaic", "xla"}
 
 
-@pytest.mark.parametrize("size", [2, 4, 8])
+@pytest.mark.parametrize(
+    "size", [2, pytest.param(4, marks=pytest.mark.slow), pytest.param(8, marks=pytest.mark.slow)]
+)
 def test_each_key_goes_to_the_page_and_place_of_one_device(size):
     _, _, inputs = problem(size)
     slots, real = by_device(inputs.slot_mapping, size), by_device(inputs.token_ids + 1, size)
@@ -148,7 +152,9 @@ def test_each_key_goes_to_the_page_and_place_of_one_device(size):
         assert len(set(own[mine].tolist())) == mine.sum()
 
 
-@pytest.mark.parametrize("size", [2, 4, 8])
+@pytest.mark.parametrize(
+    "size", [2, pytest.param(4, marks=pytest.mark.slow), pytest.param(8, marks=pytest.mark.slow)]
+)
 def test_devices_have_equally_many_tokens_and_keys(size):
     _, _, inputs = problem(size)
     ids = [np.asarray(deal(inputs, size, jnp.int32(rank)).token_ids) for rank in range(size)]

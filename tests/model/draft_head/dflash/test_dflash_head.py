@@ -34,6 +34,7 @@ def torch_head(directory, model=MODEL):
 
 
 @pytest.mark.parametrize("own", [(), OWN], ids=["the model's vocabulary", "its own"])
+@pytest.mark.slow
 def test_a_block_behind_a_text(tmp_path, own):
     config = dflash_config(MODEL, draft_vocab_size=40 if own else MODEL.vocab_size, states=(0, 1))
     save_draft_head(random_head(config, own=own), config, tmp_path)

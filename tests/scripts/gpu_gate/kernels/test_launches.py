@@ -11,8 +11,12 @@ from scripts.gpu_gate.kernels.launches import launches
 from scripts.gpu_gate.kernels.trial import TRIED
 from tests.kernels.h200_target import trace_for_h200
 
+_LONG = ("experts of codes", "large")
 
-@pytest.mark.parametrize("op", TRIED)
+
+@pytest.mark.parametrize(
+    "op", [pytest.param(op, marks=[pytest.mark.slow] * (op in _LONG)) for op in TRIED]
+)
 def test_a_kernel_takes_the_shapes_that_it_is_tried_with(op):
     count = 0
     for launch in launches(op):

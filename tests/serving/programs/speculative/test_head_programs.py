@@ -152,7 +152,7 @@ def test_the_layers_that_memory_is_planned_with_keep_as_many_states_as_all(metho
     assert num_kept(whole.with_layers(2)) < num_kept(whole)
 
 
-@pytest.mark.parametrize("is_drafting", [False, True])
+@pytest.mark.parametrize("is_drafting", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_programs_for_a_gpu_are_traced_with_its_kernels(method, is_drafting):
     import_all("mosaic")
     programs = programs_of(method, backend="mosaic", dtype="bfloat16")
