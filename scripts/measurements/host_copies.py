@@ -56,10 +56,23 @@ def copies(num_bytes: int, count: int) -> Iterator[tuple[str, Callable[[], Seque
     def put(values: Sequence[Any], sharding: SingleDeviceSharding) -> Sequence[jax.Array]:
         return jax.block_until_ready(jax.device_put(list(values), sharding))
 
+    def by_program(sharding: SingleDeviceSharding) -> Callable[[Sequence[Any]], Sequence[Any]]:
+        """A program of copies alone, which XLA may begin before others have ended."""
+
+        def move(values: Sequence[jax.Array]) -> list[jax.Array]:
+            return [jax.device_put(each, sharding) for each in values]
+
+        program = jax.jit(move, out_shardings=[sharding] * count)
+        return lambda values: jax.block_until_ready(program(values))
+
+    inward, outward = by_program(on_device), by_program(pinned)
+
     yield "in, from numpy", lambda: put(plain, on_device)
     yield "in, from pinned memory", lambda: put(held, on_device)
     yield "in, from pinned memory, one by one", lambda: [put([x], on_device)[0] for x in held]
+    yield "in, by a program", lambda: inward(held)
     yield "out, to pinned memory", lambda: put(arrays, pinned)
+    yield "out, by a program", lambda: outward(arrays)
     # A copy of the device's array, or JAX gives back what it copied before.
     yield "out, to numpy", lambda: jax.device_get([x + np.uint8(0) for x in arrays])
 

@@ -18,7 +18,7 @@ def test_every_way_is_timed_by_size_and_number(monkeypatch, capsys, tmp_path):
     sizes = [(each["mib"], each["arrays"]) for each in found]
     assert sizes == [(1, 1), (1, 3), (2, 1), (2, 3)]
     for each in found:
-        assert len(each["bytes_per_s"]) == 5
+        assert len(each["bytes_per_s"]) == 7
         assert all(rate > 0 for rate in each["bytes_per_s"].values())
     assert "out, to pinned memory, GB/s" in capsys.readouterr().out
 
