@@ -27,10 +27,16 @@ OPTIONS = {
 @pytest.fixture(scope="module")
 def options():
     """Of an engine of the bundled model's first layer, which compiles in half the time."""
+    return options_of(1)
+
+
+def options_of(num_layers):
     config = ModelConfig.from_directory(BUNDLED_MODEL)
     params = load_params(BUNDLED_MODEL, config, "float32")
-    params["model"]["layers"] = {"0": params["model"]["layers"]["0"]}
-    return OPTIONS | {"params": params, "config": dataclasses.replace(config, num_hidden_layers=1)}
+    layers = params["model"]["layers"]
+    params["model"]["layers"] = {str(i): layers[str(i)] for i in range(num_layers)}
+    config = dataclasses.replace(config, num_hidden_layers=num_layers)
+    return OPTIONS | {"params": params, "config": config}
 
 
 @pytest.fixture(autouse=True)
@@ -134,12 +140,13 @@ def test_compiling_after_the_start_is_bad(llm, monkeypatch):
 
 
 @pytest.mark.slow
-def test_two_devices_answer_as_one_does(options):
-    rows = child.main({"part": "devices", "arguments": options})["rows"]
+def test_two_devices_answer_as_one_does():
+    rows = child.main({"part": "devices", "arguments": options_of(2)})["rows"]
     what = "6 greedy answers as on one device"
     assert rows == [
         Row("tensor_parallel_size=2", what, True),
         Row("data_parallel_size=2", what, True),
+        Row("pipeline_parallel_size=2", what, True),
     ]
 
 
