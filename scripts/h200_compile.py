@@ -46,7 +46,7 @@ TESTS_OF_NEWEST = (
 _PLUGIN = ("jax-cuda13-plugin", "jax-cuda13-pjrt")
 _LINKER = "nvidia-nvjitlink"  # by which Mosaic compiles from jax 0.12 on, where it is installed
 _TEST_PACKAGES = ("pytest", "pytest-xdist", "beartype")
-_INSTALL_LIMIT_S, _CHECK_LIMIT_S = 600, 1200
+_INSTALL_LIMIT_S, _CHECK_LIMIT_S = 600, 2400
 
 
 class CheckError(Exception):
