@@ -48,7 +48,7 @@ def test_no_other_code_rounds_shares():
     files = [path for room in ("jaxinfer", "scripts") for path in (root / room).rglob("*.py")]
     rounding = {path.name for path in files if re.search(r":[^{}\"']*\d%\}", path.read_text())}
     # The plan's is how far off an expectation may be.
-    assert rounding - {"figures.py"} == {"model_plan.py"}
+    assert rounding - {"figures.py"} == {"notes.py"}
 
 
 def test_columns_are_aligned_as_asked_without_white_space_at_the_end():
