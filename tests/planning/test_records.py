@@ -5,9 +5,11 @@ import pytest
 from jaxinfer.config import EngineConfig
 from jaxinfer.planning.devices import H200
 from jaxinfer.planning.memory import plan_memory
-from jaxinfer.planning.times import recorded_overheads
+from jaxinfer.planning.model_plan import plan
+from jaxinfer.planning.times import Timing, recorded_overheads
 from scripts.measurements.results import is_of_a_variant, load_results
 from scripts.planning_overheads import main, points, record_shape, workload_runs
+from scripts.speed.workloads import make_workload
 
 # Engines have left 5% of the allocator's memory free since then; earlier ones hold other blocks.
 _SINCE = "20261123"
@@ -60,6 +62,34 @@ def test_expected_times_are_near_the_recorded_ones():
     assert {each.shape.weights_kind for each in compared} == {
         *("plain weights", "fp8 weights", "int4 weights", "experts", "fp8 experts")
     }
+
+
+def test_replicas_took_as_much_longer_as_a_note_says():
+    """W1 dealt to replicas, of which the slowest counts, beside what was recorded."""
+    found = {}
+    for record in RECORDS:
+        count = (record.get("engine") or {}).get("data_parallel_size") or 1
+        if record.get("workload") != "W1" or count == 1:
+            continue
+        timing = Timing(record_shape(record), H200)
+        workload = make_workload("W1", 0, vocab_size=timing.shape.vocab_size)
+        pairs = list(zip(map(len, workload.prompts), workload.max_tokens, strict=True))
+        slowest = max(_seconds(timing, pairs[i::count]) for i in range(count))
+        longer = record["runs"]["cold"]["median"]["seconds"] / slowest - 1
+        found[count] = f"{round(100 * longer)}%"
+    notes = " ".join(plan("Qwen3-0.6B", data_parallel_size=2).notes)
+    assert f"took {found[2]} longer than this with 2 replicas, and {found[4]} with 4" in notes
+
+
+def _seconds(timing, pairs):
+    """Of prompts that begin together, each with a length and a number of tokens."""
+    lengths = [length for length, _ in pairs]
+    seconds = timing.prefill(len(pairs), round(sum(lengths) / len(pairs))).expected_s
+    for step in range(1, max(most for _, most in pairs)):
+        running = [length + step for length, most in pairs if most > step]
+        mean = round(sum(running) / len(running))
+        seconds += timing.decode_step(len(running), mean).expected_s
+    return seconds
 
 
 def test_points_are_batches_of_known_sizes():
