@@ -11,7 +11,7 @@ from jaxinfer.serving.compile.jax_settings import JaxSettings
 from jaxinfer.serving.compile.lowering import Lowering
 from jaxinfer.serving.programs.kinds.kind import ProgramKey
 from jaxinfer.serving.programs.pipeline.stage_programs import PipelinePrograms
-from jaxinfer.serving.programs.pipeline.staged_calls import STAGED, staged_call
+from jaxinfer.serving.programs.pipeline.staged_calls import STAGED_CALLS
 from jaxinfer.serving.programs.programs import Programs
 
 
@@ -28,7 +28,7 @@ class StagedLowering(Lowering):
         wanted: dict[ProgramKey, set[str]] = {}
         for stage in programs.stages:
             is_last = stage is programs.stages[-1]
-            own = [key for key in keys if is_last or isinstance(key, STAGED)]
+            own = [key for key in keys if is_last or type(key) in STAGED_CALLS]
             missing = self._missing(stage, own)
             self._hand_over(stage, missing)
             for key, identity in missing.items():
@@ -46,7 +46,7 @@ class StagedLowering(Lowering):
         """Lower a program of a stage, or what stands for one of all stages."""
         if not isinstance(programs, PipelinePrograms):
             return super().lower(programs, key, options)
-        if not isinstance(key, STAGED):
+        if type(key) not in STAGED_CALLS:
             return super().lower(programs.stages[-1], key, options)
         return _StagedLowered(self, programs, key, options)
 
@@ -83,4 +83,4 @@ class _StagedLowered:
         # Programs with collectives deadlock on few cores where several run at once.
         is_emulated = context.mesh.devices.flat[0].platform == "cpu" and context.mesh.size > 1
         settle = jax.block_until_ready if is_emulated else lambda array: array
-        return staged_call(self._programs, self._key, found, settle)
+        return STAGED_CALLS[type(self._key)](self._key, self._programs, found, settle)

@@ -12,9 +12,10 @@ from jaxinfer.kernels.attention.kv_cache_spec import KVCacheSpec
 from jaxinfer.model.families.table import family_of
 from jaxinfer.model.stages.stage_layers import stage_layers
 from jaxinfer.model.stages.staged_params import stage_meshes, stage_params
-from jaxinfer.serving.programs.layout import DecodeShape, PrefillShape
+from jaxinfer.serving.programs.layout import StepShape
 from jaxinfer.serving.programs.peer_buffers import have_peer_buffers, reach_each_other
-from jaxinfer.serving.programs.pipeline.stage_step import Stage, stage_step
+from jaxinfer.serving.programs.pipeline.stage_step import Stage
+from jaxinfer.serving.programs.pipeline.step_parts import STEP_PARTS, StepPart
 from jaxinfer.serving.programs.programs import WHOLE, Program, Programs
 from jaxinfer.serving.programs.steps import KVCache
 
@@ -31,9 +32,8 @@ class StagePrograms(Programs):
 
     def program(self, kind: Any, key: Any) -> Program:
         """The program of a key: of a step, its part; of any other kind, that of the kind."""
-        if isinstance(key, DecodeShape | PrefillShape):
-            return self._part_of_step(key)
-        return super().program(kind, key)
+        part = STEP_PARTS.get(type(key))
+        return super().program(kind, key) if part is None else self._part_of_step(part, key)
 
     @property
     def started_later(self) -> Any:
@@ -47,11 +47,10 @@ class StagePrograms(Programs):
         """The part of the whole tree that the stage's steps read."""
         return stage_params(params, self.stage.layers, self.stage.num_layers)
 
-    def _part_of_step(self, shape: DecodeShape | PrefillShape) -> Program:
+    def _part_of_step(self, part: StepPart, shape: StepShape) -> Program:
         stage = self.stage
-        run = functools.partial(stage_step, context=self.context, shape=shape, stage=stage)
-        tokens = shape.rows if isinstance(shape, DecodeShape) else shape.tokens
-        size = (tokens, self.context.config.hidden_size)
+        run = functools.partial(part.run, context=self.context, shape=shape, stage=stage)
+        size = (part.num_tokens(shape), self.context.config.hidden_size)
         arguments = (
             self._read_by_steps,
             self.kv,
@@ -60,9 +59,7 @@ class StagePrograms(Programs):
             self.last_tokens if stage.is_first or stage.is_last else None,
             *self.peers,
         )
-        num_outputs = 1
-        if stage.is_last:
-            num_outputs = 2 if isinstance(shape, DecodeShape) else 3
+        num_outputs = part.num_outputs if stage.is_last else 1
         results = (self.kv, *[WHOLE] * num_outputs)
         return self.sharded(f"{shape.kind}_step", run, arguments, results, donate=(1,))
 

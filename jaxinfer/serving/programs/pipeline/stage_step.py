@@ -44,7 +44,7 @@ class Stage:
         return self.layers.stop == self.num_layers
 
 
-def stage_step(
+def stage_prefill_step(
     params: Mapping[str, Any],
     kv: KVCache,
     packed: Int32[Array, " size"],
@@ -53,10 +53,10 @@ def stage_step(
     peers: Int32[Array, "one N 2"] | None = None,
     *,
     context: StepContext,
-    shape: PrefillShape | DecodeShape,
+    shape: PrefillShape,
     stage: Stage,
 ) -> Sequence[Any]:
-    """Run a stage's layers over the packed tokens of a step.
+    """Run a stage's layers over the packed tokens of prompts.
 
     Args:
         params: the stage's part of the parameter tree, its layers counted from 0.
@@ -72,27 +72,55 @@ def stage_step(
 
     Returns:
         The pages and the residual stream behind the stage; of the last stage what
-        `steps.prefill_step` returns, or `steps.decode_step`.
+        `steps.prefill_step` returns.
     """
-    batch, rows = shape.split(packed), None
-    if isinstance(shape, DecodeShape):
-        tokens, ends = _decoded(batch, last_tokens, context.block_size), None
-    else:
-        tokens, ends = _prefilled(batch, last_tokens), jnp.maximum(batch.cu_seqlens[1:] - 1, 0)
-        rows = ends if stage.is_last and not shape.all_tokens else None
-    max_query_len = 1 if ends is None else None
-    kv, x = _run_layers(params, kv, tokens, entering, context, peers, max_query_len, rows)
+    batch = shape.split(packed)
+    tokens, ends = _prefilled(batch, last_tokens), jnp.maximum(batch.cu_seqlens[1:] - 1, 0)
+    rows = ends if stage.is_last and not shape.all_tokens else None
+    kv, x = _run_layers(params, kv, tokens, entering, context, peers, None, rows)
     if not stage.is_last:
         return kv, x
-    last, fed = x, tokens.token_ids
-    if ends is not None:
-        fed = fed.at[ends].get(mode="clip")
-        last = x if rows is not None else x.at[ends].get(mode="clip")
+    fed = tokens.token_ids.at[ends].get(mode="clip")
+    last = x if rows is not None else x.at[ends].get(mode="clip")
+    return kv, *_sampled_from(params, last, fed, batch, context), x if rows is None else None
+
+
+def stage_decode_step(
+    params: Mapping[str, Any],
+    kv: KVCache,
+    packed: Int32[Array, " size"],
+    entering: Float[Array, "B E"] | None,
+    last_tokens: Int32[Array, " slots"] | None,
+    peers: Int32[Array, "one N 2"] | None = None,
+    *,
+    context: StepContext,
+    shape: DecodeShape,
+    stage: Stage,
+) -> Sequence[Any]:
+    """Run a stage's layers over a token of each row; arguments as of `stage_prefill_step`.
+
+    Returns:
+        The pages and the residual stream behind the stage; of the last stage what
+        `steps.decode_step` returns.
+    """
+    batch = shape.split(packed)
+    tokens = _decoded(batch, last_tokens, context.block_size)
+    kv, x = _run_layers(params, kv, tokens, entering, context, peers, 1, None)
+    if not stage.is_last:
+        return kv, x
+    return kv, *_sampled_from(params, x, tokens.token_ids, batch, context)
+
+
+def _sampled_from(
+    params: Mapping[str, Any],
+    last: Float[Array, "B E"],
+    fed: Int32[Array, " B"],
+    batch: StepInputs,
+    context: StepContext,
+) -> tuple[Float[Array, "B E"], Int32[Array, " joined"]]:
+    """What the head reads of each row, and what its sampler does."""
     hidden = context.architecture.final_hidden(params, last, context.config)
-    joined = SampledRows(batch.slots, fed, batch.sampling).joined()
-    if ends is None:
-        return kv, hidden, joined
-    return kv, hidden, joined, x if rows is None else None
+    return hidden, SampledRows(batch.slots, fed, batch.sampling).joined()
 
 
 def _prefilled(batch: StepInputs, last_tokens: Int32[Array, " slots"] | None) -> StepInputs:

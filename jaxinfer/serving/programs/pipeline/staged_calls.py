@@ -9,21 +9,19 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxinfer.serving.programs.kinds.copy_blocks import CopyBlocksKey
-from jaxinfer.serving.programs.layout import DecodeShape, PrefillShape
+from jaxinfer.serving.programs.kinds.copy_blocks import CopyBlocksKind
 from jaxinfer.serving.programs.pipeline.stage_programs import PipelinePrograms
 from jaxinfer.serving.programs.pipeline.staged_inputs import StagedBatch
+from jaxinfer.serving.programs.pipeline.step_parts import STEP_PARTS
 from jaxinfer.serving.programs.steps import KVCache
 from jaxinfer.serving.programs.upload import upload
-
-STAGED = (DecodeShape, PrefillShape, CopyBlocksKey)
-"""Keys of programs that every stage has."""
 
 
 class StagedCall:
     """The programs of one key on every stage.
 
     Args:
+        key: of the programs.
         programs: of the pipeline.
         compiled: a program for each stage.
         settle: waits for an array if devices get one program at a time.
@@ -31,10 +29,12 @@ class StagedCall:
 
     def __init__(
         self,
+        key: Any,
         programs: PipelinePrograms,
         compiled: Sequence[jax.stages.Compiled],
         settle: Callable[[Any], object],
     ) -> None:
+        self.key = key
         self.stages = programs.stages
         self.compiled = compiled
         self.settle = settle
@@ -58,10 +58,6 @@ class StagedCall:
 
 class StagedStep(StagedCall):
     """A step: called as the program of `steps.prefill_step` or `steps.decode_step` is."""
-
-    def __init__(self, shape: DecodeShape | PrefillShape, *args: Any) -> None:
-        super().__init__(*args)
-        self._shape = shape
 
     def __call__(
         self,
@@ -101,7 +97,7 @@ class StagedStep(StagedCall):
     ) -> tuple[Sequence[jax.Array], jax.Array]:
         """The batch on every stage, and the tokens that the first one feeds."""
         if isinstance(given, StagedBatch):
-            return given.arrays, given.tokens(self._shape, last_tokens)
+            return given.arrays, given.tokens(self.key, last_tokens)
         packed = np.asarray(given)
         hosts = [stage.on_host(packed.shape).sharding for stage in self.stages]
         first = jax.device_put(last_tokens, self.wholes[0])
@@ -120,13 +116,8 @@ class StagedCopies(StagedCall):
         return tuple(copied)
 
 
-def staged_call(
-    programs: PipelinePrograms,
-    key: Any,
-    compiled: Sequence[jax.stages.Compiled],
-    settle: Callable[[Any], object],
-) -> StagedCall:
-    """The call of a key of `STAGED`; arguments as of `StagedCall`."""
-    if isinstance(key, CopyBlocksKey):
-        return StagedCopies(programs, compiled, settle)
-    return StagedStep(key, programs, compiled, settle)
+STAGED_CALLS: dict[type, type[StagedCall]] = {
+    **dict.fromkeys(STEP_PARTS, StagedStep),
+    CopyBlocksKind.key_type: StagedCopies,
+}
+"""Of programs that every stage has, by the class of their keys; all others run on the last one."""

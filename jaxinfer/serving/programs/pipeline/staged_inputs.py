@@ -7,7 +7,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxinfer.serving.programs.layout import DecodeShape, PrefillShape
+from jaxinfer.serving.programs.layout import StepShape
+from jaxinfer.serving.programs.pipeline.step_parts import STEP_PARTS
 
 
 class TokenVersions:
@@ -29,9 +30,7 @@ class TokenVersions:
         self._sampled_by = np.zeros(num_slots, np.int64)
         self._num_steps = 0
 
-    def of_step(
-        self, shape: PrefillShape | DecodeShape, packed: np.ndarray, last_tokens: jax.Array
-    ) -> jax.Array:
+    def of_step(self, shape: StepShape, packed: np.ndarray, last_tokens: jax.Array) -> jax.Array:
         """The tokens that a step is fed, once for each step that is launched, in their order.
 
         Args:
@@ -39,17 +38,11 @@ class TokenVersions:
             packed: its batch.
             last_tokens: newest tokens behind all steps before, on the last stage.
         """
-        batch = shape.split(packed)
+        part, batch = STEP_PARTS[type(shape)], shape.split(packed)
         self.keep(last_tokens)
-        fed, sampled = batch.slots, batch.slots
-        if isinstance(shape, DecodeShape):
-            fed = sampled = batch.slots[batch.context_lens > 0]
-        else:
-            fed = -1 - batch.token_ids[batch.token_ids < 0]
-        needed = int(self._sampled_by[fed].max(initial=0))
+        needed = int(self._sampled_by[part.fed_slots(batch)].max(initial=0))
         self._num_steps += 1
-        # Where nothing is sampled, the padding slot is written.
-        self._sampled_by[sampled] = self._num_steps
+        self._sampled_by[part.sampled_slots(batch)] = self._num_steps
         return next(tokens for step, tokens in self._versions if step >= needed)
 
     def keep(self, last_tokens: jax.Array) -> jax.Array:
@@ -81,6 +74,6 @@ class StagedBatch:
         self._packed = packed
         self._versions = versions
 
-    def tokens(self, shape: PrefillShape | DecodeShape, last_tokens: jax.Array) -> jax.Array:
+    def tokens(self, shape: StepShape, last_tokens: jax.Array) -> jax.Array:
         """See `TokenVersions.of_step`."""
         return self._versions.of_step(shape, self._packed, last_tokens)

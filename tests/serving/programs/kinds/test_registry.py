@@ -195,13 +195,11 @@ def _compared(source):
 
 
 def test_nothing_else_tells_kinds_apart():
-    """But the programs of a pipeline, which runs three kinds, each in parts of its own."""
     root = Path(jaxinfer.__file__).parent
     names = {key_type.__name__ for key_type in KINDS}
     found = {
         (str(path.relative_to(root)), name)
         for path in root.rglob("*.py")
-        if path.parent.name not in ("program_kinds", "pipeline")
         for name in _compared(path.read_text()) & names
     }
     assert not found
