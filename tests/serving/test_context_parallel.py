@@ -125,7 +125,7 @@ def test_each_device_holds_its_share_of_a_block(split):
     assert split.report.num_kv_tokens == (split.report.num_kv_blocks - 1) * 8 * size
 
 
-@pytest.mark.parametrize("cache", ["int8", "fp8_e4m3"])
+@pytest.mark.parametrize("cache", [pytest.param("int8", marks=pytest.mark.exhaustive), "fp8_e4m3"])
 def test_quantized_pages_are_dealt_too(cache):
     with small_llm(kv_cache_dtype=cache, attention_backend="xla") as llm:
         whole = tokens(llm, REQUESTS[:6])

@@ -35,6 +35,7 @@ CONFIGS = {
     "dflash": dflash_config(CONFIG, states=(0, 1)),
 }
 NUM_DRAFTS = 4
+exhaustive = pytest.mark.exhaustive
 
 
 @pytest.fixture(scope="module")
@@ -86,19 +87,26 @@ def test_a_head_changes_no_answer(plain, drafting, name, monkeypatch):
 LONG = [[*range(1, 30)], [*range(1, 30), 7, 8], [3] * 40, [5, 4] * 12]
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        pytest.param({}, marks=pytest.mark.exhaustive),
-        {"preemption_mode": "swap", "swap_space": 0.01},
-        pytest.param(
-            {"preemption_mode": "swap", "swap_space": 0.01, "tensor_parallel_size": 2},
-            marks=pytest.mark.exhaustive,
-        ),
-        pytest.param({"kv_cache_dtype": "int8"}, marks=pytest.mark.slow),
-    ],
-    ids=str,
-)
+def paired(*options, **methods):
+    """Each method with each of the options; all but the given pair are of the exhaustive tests."""
+    pairs = [(method, each) for method in CONFIGS for each in options]
+    return pytest.mark.parametrize(
+        ("method", "options"),
+        [
+            pytest.param(method, each, marks=() if each == methods[method] else exhaustive)
+            for method, each in pairs
+        ],
+        indirect=["method"],
+        ids=str,
+    )
+
+
+SWAP, INT8 = {"preemption_mode": "swap", "swap_space": 0.01}, {"kv_cache_dtype": "int8"}
+TWO, REPLICAS = {"tensor_parallel_size": 2}, {"data_parallel_size": 2}
+
+
+@pytest.mark.slow
+@paired({}, SWAP, SWAP | TWO, INT8, eagle3=INT8, dflash=SWAP)
 def test_few_blocks_and_long_prompts_change_no_answer(method, directory, options, monkeypatch):
     always_draft(monkeypatch)
     params = [params_of(name, max_tokens=20) for name in ("greedy", "top_p", "temperature")]
@@ -116,15 +124,8 @@ def test_few_blocks_and_long_prompts_change_no_answer(method, directory, options
     assert found[0] == found[1]
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"tensor_parallel_size": 2},
-        {"data_parallel_size": 2},
-        pytest.param({"eager": True}, marks=pytest.mark.exhaustive),
-    ],
-    ids=str,
-)
+@pytest.mark.slow
+@paired(TWO, REPLICAS, {"eager": True}, eagle3=TWO, dflash=REPLICAS)
 def test_a_head_on_two_devices_or_without_compiling(plain, method, directory, options, monkeypatch):
     always_draft(monkeypatch)
     sampling = params_of("top_p", max_tokens=10)

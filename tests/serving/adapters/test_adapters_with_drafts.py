@@ -31,7 +31,7 @@ PROMPTS = [
     [1, 2, 3, 4, 1, 2, 3, 4, 1, 2],
 ]
 MIXED = ["a0", None, "a1", "a1", None]
-SAMPLING = ("greedy", "group", "penalty", "temperature", "top_p", "logprobs")
+SAMPLING = ("group", "top_p")  # those of single rows are mixed in another test
 HEADS = {
     "eagle3": head_config(CONFIG, draft_vocab_size=100, norm_before_fc=True),
     "dflash": dflash_config(CONFIG, states=(0, 1)),
@@ -148,7 +148,7 @@ def test_more_adapters_than_slots_change_no_answer(plain, drafting):
     assert found == expected
 
 
-@pytest.mark.parametrize("method", HEADS)
+@pytest.mark.parametrize("method", ["dflash", pytest.param("eagle3", marks=pytest.mark.exhaustive)])
 def test_heads_draft_for_adapted_layers(plain, method, tmp_path, monkeypatch):
     # Drafts of a random head are hardly ever right, and would soon rest.
     monkeypatch.setattr("jaxinfer.serving.requests.draft_record._LEAST_GAIN", 0.0)
