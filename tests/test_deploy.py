@@ -12,6 +12,7 @@ import yaml
 from jaxinfer import serve
 from jaxinfer.config import EngineConfig
 from jaxinfer.planning.cost import ModelCost
+from jaxinfer.planning.devices import Chip
 from jaxinfer.server.telemetry.telemetry import Telemetry
 from jaxinfer.server.telemetry.utilization import StepFloors
 from jaxinfer.serving.engine.metrics import RequestCounts
@@ -28,8 +29,7 @@ FLOORS = StepFloors(
         head_flops_per_token=0,
         attention_flops_per_pair=1,
     ),
-    bytes_per_s=1.0,
-    flops_per_s=1.0,
+    chip=Chip(name="a chip", bytes_per_s=1.0, flops_per_s=1.0),
 )
 
 

@@ -43,13 +43,13 @@ class ModelCost:
     code_flops_per_token: int = 0
     codes: str = "fp8"
 
-    def bytes_read(self, tokens: int) -> float:
+    def bytes_read(self, tokens: float) -> float:
         """Bytes of weights that a step of this number of tokens reads; see `most_experts`."""
         chosen = self.num_experts, self.experts_per_token, tokens
         return self.weight_bytes + most_experts(*chosen, self.num_groups) * self.expert_bytes
 
 
-def distinct_experts(num_experts: int, experts_per_token: int, tokens: int) -> float:
+def distinct_experts(num_experts: int, experts_per_token: int, tokens: float) -> float:
     """The expected number of a layer's experts that `tokens` tokens use, all equally likely.
 
     Real routing is skewed, so that fewer are read.
@@ -59,7 +59,7 @@ def distinct_experts(num_experts: int, experts_per_token: int, tokens: int) -> f
     return num_experts * (1 - (1 - experts_per_token / num_experts) ** tokens)
 
 
-def most_experts(num_experts: int, experts_per_token: int, tokens: int, num_groups: int) -> float:
+def most_experts(num_experts: int, experts_per_token: int, tokens: float, num_groups: int) -> float:
     """The `distinct_experts` of the group with most of them, of groups with as many experts each.
 
     Experts are taken as used independently of each other: 1% too many for one token and two groups.
@@ -135,7 +135,7 @@ def decode_step_floor_s(cost: ModelCost, chip: Chip, rows: int, context_tokens: 
     read = decode_step_bytes(cost, rows, context_tokens)
     flops = rows * (cost.layer_flops_per_token + cost.head_flops_per_token)
     flops += context_tokens * cost.attention_flops_per_pair
-    return max(read / chip.bytes_per_s, _products_s(cost, chip, flops, rows))
+    return max(read / chip.bytes_per_s, products_s(cost, chip, flops, rows))
 
 
 def prefill_flops(cost: ModelCost, lengths: list[int], cached: int = 0) -> float:
@@ -158,10 +158,10 @@ def prefill_floor_s(cost: ModelCost, chip: Chip, lengths: list[int], cached: int
 def prefill_products_s(cost: ModelCost, chip: Chip, lengths: list[int], cached: int = 0) -> float:
     """Seconds in which the matrix units are busy; arguments as for `prefill_floor_s`."""
     new_tokens = sum(length - cached for length in lengths)
-    return _products_s(cost, chip, prefill_flops(cost, lengths, cached), new_tokens)
+    return products_s(cost, chip, prefill_flops(cost, lengths, cached), new_tokens)
 
 
-def _products_s(cost: ModelCost, chip: Chip, flops: float, tokens: int) -> float:
+def products_s(cost: ModelCost, chip: Chip, flops: float, tokens: float) -> float:
     """Seconds of so many operations, those of this number of tokens' products of codes included."""
     of_codes = tokens * cost.code_flops_per_token
     plain_s = (flops - of_codes) / chip.flops_per_s

@@ -22,6 +22,6 @@ def step_floors(
         return None
     return StepFloors(
         cost=model_cost(shape_of(config), bytes_per_value, kv_cache_dtype=kv_cache_dtype),
-        bytes_per_s=num_devices * chip.bytes_per_s,
-        flops_per_s=num_devices * chip.flops_per_s,
+        chip=chip,
+        num_devices=num_devices,
     )

@@ -3,7 +3,8 @@
 import dataclasses
 from collections.abc import Mapping
 
-from jaxinfer.planning.cost import ModelCost
+from jaxinfer.planning.cost import ModelCost, products_s
+from jaxinfer.planning.devices import Chip
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -12,23 +13,31 @@ class StepFloors:
 
     Attributes:
         cost: of the whole model.
-        bytes_per_s: read bandwidth of the replica's devices together.
-        flops_per_s: operations a second of the replica's devices together.
+        chip: each of the replica's devices.
+        num_devices: of the replica.
     """
 
     cost: ModelCost
-    bytes_per_s: float
-    flops_per_s: float
+    chip: Chip
+    num_devices: int = 1
 
-    def decode_seconds(self, steps: float, context_tokens: float) -> float:
-        """Least seconds of decode steps' reads; `context_tokens` is summed over the steps."""
-        read = steps * self.cost.weight_bytes + context_tokens * self.cost.kv_bytes_per_token
-        return read / self.bytes_per_s
+    def decode_seconds(self, steps: float, tokens: float, context_tokens: float) -> float:
+        """Least seconds of decode steps' reads, of as many experts as tokens use at random.
+
+        Args:
+            steps: number of steps.
+            tokens: that all steps fed.
+            context_tokens: that they attended to, summed over the steps.
+        """
+        weights = steps * self.cost.bytes_read(tokens / steps) if steps else 0.0
+        read = weights + context_tokens * self.cost.kv_bytes_per_token
+        return read / self.chip.bytes_per_s / self.num_devices
 
     def prefill_seconds(self, tokens: float, pairs: float) -> float:
         """Least seconds of prefills' operations; tokens attend to `pairs` tokens in all."""
-        of_layers = tokens * self.cost.layer_flops_per_token
-        return (of_layers + pairs * self.cost.attention_flops_per_pair) / self.flops_per_s
+        cost = self.cost
+        flops = tokens * cost.layer_flops_per_token + pairs * cost.attention_flops_per_pair
+        return products_s(cost, self.chip, flops, tokens) / self.num_devices
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -71,7 +80,9 @@ def utilization(floors: StepFloors, counters: Mapping[tuple[str, str], float]) -
     return Utilization(
         counters["engine_step_seconds", "decode"],
         floors.decode_seconds(
-            counters["engine_steps", "decode"], counters["decode_context_tokens", ""]
+            counters["engine_steps", "decode"],
+            counters["engine_step_tokens", "decode"],
+            counters["decode_context_tokens", ""],
         ),
         counters["engine_step_seconds", "prefill"],
         floors.prefill_seconds(

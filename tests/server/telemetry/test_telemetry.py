@@ -12,6 +12,7 @@ from jaxinfer import AsyncLLM, RequestOutputKind, SamplingParams
 from jaxinfer.expert_statistics import ExpertStatistics
 from jaxinfer.outputs import CompletionOutput, RequestMetrics, RequestOutput
 from jaxinfer.planning.cost import ModelCost
+from jaxinfer.planning.devices import Chip
 from jaxinfer.server.telemetry.exposition import ALL_NAMES
 from jaxinfer.server.telemetry.telemetry import Telemetry
 from jaxinfer.server.telemetry.utilization import StepFloors
@@ -32,8 +33,7 @@ FLOORS = StepFloors(
         head_flops_per_token=0,
         attention_flops_per_pair=1,
     ),
-    bytes_per_s=1000.0,
-    flops_per_s=500.0,
+    chip=Chip(name="a chip", bytes_per_s=1000.0, flops_per_s=500.0),
 )
 
 
