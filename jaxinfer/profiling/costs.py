@@ -101,8 +101,7 @@ def _mlp_cost(shape: ModelShape, parts: Mapping[str, Operation], tokens: float, 
     own = [parts[name] for name in ("mlp", "router", "experts") if name in parts]
     k, E = shape.experts_per_token, shape.hidden_size
     read = sum(each.bytes_per_token for each in own)
-    experts = shape.num_expert_layers * shape.expert_weights * size
-    read += experts * (distinct_experts(shape.num_experts, k, round(tokens)) - k)
+    read += shape.expert_bytes(size) * (distinct_experts(shape.num_experts, k, round(tokens)) - k)
     moved = shape.num_dense_layers * (E + shape.intermediate_size)
     moved += shape.num_expert_layers * (1 + k) * E
     flops = sum(_flops(each, tokens) for each in own)

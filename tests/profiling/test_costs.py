@@ -4,7 +4,10 @@ import dataclasses
 
 import pytest
 
+from jaxinfer.model.quantized.quantization import Quantization
 from jaxinfer.planning.cost import model_cost, prefill_flops
+from jaxinfer.planning.named_shapes import shape_config
+from jaxinfer.planning.shapes import shape_of
 from jaxinfer.profiling.costs import step_costs
 from jaxinfer.profiling.parts import PARTS
 from jaxinfer.profiling.trace.steps import StepFacts
@@ -65,3 +68,14 @@ def test_a_cache_of_bytes_is_read_and_written_in_half():
     saved = full["rope_and_write"].num_bytes - narrow["rope_and_write"].num_bytes
     assert saved == kv_bytes * DECODE.tokens
     assert full["mlp"] == narrow["mlp"]
+
+
+def test_experts_of_eight_bits_are_read_in_half_the_bytes():
+    plain = shape_config("30b-a3b")
+    narrow = dataclasses.replace(plain, quantization=Quantization.scheme("fp8"))
+    facts = dataclasses.replace(DECODE, rows=64, tokens=64)
+    full, half = (
+        step_costs(shape_of(config), "bfloat16", facts)["mlp"].num_bytes
+        for config in (plain, narrow)
+    )
+    assert 0.5 < half / full < 0.51  # scales, and the router
