@@ -35,7 +35,9 @@ def build_parser() -> argparse.ArgumentParser:
         help="smaller sets of sizes to compare with the engine's (default: all)",
     )
     parser.add_argument("--max-num-seqs", type=positive_integer, help="default: the engine's")
-    parser.add_argument("--max-num-batched-tokens", type=positive_integer, help="likewise")
+    parser.add_argument(
+        "--max-num-batched-tokens", type=positive_integer, help="default: the engine's"
+    )
     parser.add_argument("--output-directory", type=Path, help="instead of benchmarks/results/")
     return parser
 

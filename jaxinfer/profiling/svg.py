@@ -17,7 +17,7 @@ class Palette:
 
     Attributes:
         light: on a white page.
-        dark: likewise, of the same length.
+        dark: on a dark page, as many.
     """
 
     light: Sequence[str]
@@ -38,7 +38,7 @@ def picture(
 
     Args:
         width: in pixels.
-        height: likewise.
+        height: in pixels.
         title: what it shows, for readers who don't see it.
         body: its elements. Beside the palette's, there are the classes ``rule``, a thin line, and
             ``roof``, a strong one; ``s0`` is a line in the palette's first colour.

@@ -46,8 +46,8 @@ class Rollouts:
         entropies: float32 ``[R, C]`` with ``SamplingParams(entropy=True)``, else None; as
             `CompletionOutput.entropies`, 0 where the mask is False. So are the next three.
         log_masses: float32 ``[R, C]`` with ``SamplingParams(support=N)``: `Support.log_mass`.
-        support_sizes: int32 ``[R, C]``, likewise: `Support.num_tokens`.
-        support_ids: int32 ``[R, C, N]``, likewise if N is not 0: `Support.token_ids`, then -1.
+        support_sizes: int32 ``[R, C]`` with it: `Support.num_tokens`.
+        support_ids: int32 ``[R, C, N]`` if N is not 0: `Support.token_ids`, then -1.
     """
 
     prompt_ids: Array

@@ -229,7 +229,7 @@ def _node_program(each: Assignment, target: Target) -> Any:
 
     Args:
         each: without what differs from layer to layer.
-        target: likewise.
+        target: without what differs from layer to layer.
     """
 
     def convert(source: Any, layer: jax.Array | None) -> Any:

@@ -9,7 +9,7 @@ class QuantizedLeaf(NamedTuple):
     Attributes:
         qvalue: codes, of the array's shape.
         scale: of as many dimensions, each of which divides that of the codes.
-        zero_point: likewise; None for symmetric codes.
+        zero_point: of scale's shape; None for symmetric codes.
     """
 
     qvalue: Any

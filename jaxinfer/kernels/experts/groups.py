@@ -26,7 +26,7 @@ class Tiles(NamedTuple):
         total: how many there are; what follows is undefined behind them.
         experts: of each.
         firsts: its first place, divided by `ALIGNMENT`.
-        ends: the place behind its last, likewise.
+        ends: the place behind its last, divided by `ALIGNMENT`.
     """
 
     total: Int32[Array, " 1"]

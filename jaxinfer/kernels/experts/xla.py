@@ -70,9 +70,9 @@ def mixture(
         hidden: what the experts read; its dtype is the result's.
         chosen: as of `route`, in [0, X); X is no expert, for one that another device has.
         weights: as of `route`.
-        gate: the experts' matrices, plain or as codes, or one device's share of F.
-        up: likewise.
-        down: likewise.
+        gate: of each expert, plain or as codes, or one device's share of F.
+        up: in gate's form.
+        down: in gate's form.
         is_token: False for padding, which is multiplied by nothing and gets zeros; None where there
             is none.
     """

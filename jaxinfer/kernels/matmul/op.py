@@ -6,7 +6,7 @@ one launch; with more there are kernels for products alone. All else is XLA's (`
 
 XLA writes no residual stream in a long prefill, but adds up the outputs of several layers in every
 norm. So with many rows an addition to the stream is left to the norm that reads it, whose kernel
-writes both (`ResidualStream.delta`), and likewise a small sum over devices (`.peers`).
+writes both (`ResidualStream.delta`); so is a small sum over devices (`.peers`).
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -274,7 +274,7 @@ def add_sum(
     *,
     kernels: Kernels = XLA,
 ) -> ResidualStream:
-    """`add` of the sum of all devices' `share`, likewise performed now or left to the next norm."""
+    """`add` of the sum of all devices' `share`, computed now or left to the next norm."""
     x = residual.summed()
     if _leaves_sums(x, axis, kernels):
         return ResidualStream(x, share, axis.peers)

@@ -33,9 +33,9 @@ class PeftConfig:
 
     Attributes:
         rank: of modules that `ranks` doesn't name.
-        alpha: likewise; the scale is alpha over rank, or over its root.
+        alpha: of modules that `alphas` doesn't name; the scale is alpha / rank, or / its root.
         ranks: by module, or the end of its path, or a regular expression of that.
-        alphas: likewise.
+        alphas: by module, as `ranks`.
         by_root: rsLoRA.
     """
 

@@ -54,7 +54,7 @@ class LayerTokens(Protocol):
 
     @property
     def of_rows(self) -> Mapping[str, Any]:
-        """``[B]``, ``[B + 1]`` or ``[B, W]`` each, likewise."""
+        """``[B]``, ``[B + 1]`` or ``[B, W]`` each, by name: what an engine declares."""
         ...
 
 

@@ -32,7 +32,7 @@ class StepInputs(NamedTuple):
         shared: which decoding rows begin with the same pages; None where that is not looked for.
         sampling: how each row is sampled; none of its arrays where no row is.
         of_tokens: ``[T]`` each, by name: what `Datum` declares beyond these.
-        of_rows: ``[B]``, ``[B + 1]`` or ``[B, W]`` each, likewise.
+        of_rows: ``[B]``, ``[B + 1]`` or ``[B, W]`` each, by name: what `Datum` declares.
     """
 
     token_ids: Any = None

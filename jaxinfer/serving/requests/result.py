@@ -32,7 +32,7 @@ class TokenScores:
         ranks: int32 ``[...]``, 1 for the likeliest, 0 in rows whose rank was not computed; only in
             modes "full" and "mixed", else None.
         top_ids: int32 ``[..., k]``, likeliest first; in the same rows and modes.
-        top_logprobs: float32 ``[..., k]``; likewise.
+        top_logprobs: float32 ``[..., k]``, of `top_ids`.
         status: int32 ``[...]``: `NOT_FINITE`, `OK`, `LEFT_VOCAB` or `NO_TOKEN`; None if only `ok`
             is known.
         measures: of steps that measure; else None.

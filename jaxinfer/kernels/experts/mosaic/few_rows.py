@@ -110,7 +110,7 @@ def gated(
         x: 1, 2, 4, 8 or 16 rows in bfloat16.
         norm: weight of the RMSNorm.
         gate: in x's dtype; F and E multiples of 64.
-        up: likewise.
+        up: in gate's form.
         listed: S experts at most.
         eps: of the norm.
 

@@ -85,7 +85,7 @@ def gated(
         x: 1, 2, 4 or 8 rows in bfloat16.
         norm: weight of the RMSNorm.
         gate: of every expert; F and E multiples of 128.
-        up: likewise.
+        up: in gate's form.
         listed: S experts at most.
         eps: of the norm.
 

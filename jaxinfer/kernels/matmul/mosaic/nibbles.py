@@ -44,7 +44,7 @@ _ACTIVATIONS = plgpu.Layout.TILED(
 )
 _INTEGERS = 0x000F000F  # the lowest of each half of a word
 _EXPONENT = 0x43004300  # 128 twice in bfloat16, whose last four bits are an integer's
-_OFFSET = 0x43084308  # 128 + 8, likewise
+_OFFSET = 0x43084308  # 128 + 8 twice
 
 
 def paired(values: jax.Array) -> jax.Array:
@@ -73,8 +73,8 @@ def multiplied(codes: Sequence[Ref], x: Ref, zeros: Sequence[Ref]) -> list[jax.A
 
     Args:
         codes: uint8 ``[TILE, GROUP / 2]`` each, in shared memory, of two integers each.
-        x: bfloat16 ``[N, GROUP]``, likewise, as of `paired`.
-        zeros: nothing, or for each tile float32 ``[TILE]``, likewise: zero points less 8.
+        x: bfloat16 ``[N, GROUP]``, in shared memory, as of `paired`.
+        zeros: nothing, or for each tile float32 ``[TILE]`` in shared memory: zero points less 8.
     """
     words = [plgpu.load(tile, layout=_CODES, optimized=False) for tile in codes]
     rows = plgpu.load(x, layout=_ACTIVATIONS, optimized=False)

@@ -43,8 +43,8 @@ class Ring:
         plan: of the product.
         tiles: of weights, ``[stages, matrices, TILE, chunk]``.
         x: activations, ``[chunks, N, chunk]``.
-        filled: a barrier for each stage.
-        free: likewise, where stages are filled again.
+        filled: a barrier for each stage, which has its tiles.
+        free: a barrier for each stage, waited for before it is filled again.
         squares: ``[N]``, where there is a norm.
     """
 

@@ -15,7 +15,7 @@ class GivenScores:
 
     Attributes:
         prompt_logprobs: for each prompt token; None unless asked for.
-        prompt_entropies: likewise.
+        prompt_entropies: for each prompt token; None unless asked for.
         forced: of the tokens that answers begin with; None unless they are scored.
     """
 
