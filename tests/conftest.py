@@ -133,19 +133,22 @@ def _worker() -> int:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave out what takes long, skip what can't run here, and begin with the longest files.
 
-    A test is slow by its mark or by its recorded duration. Slow ones run where a `-m` or a test's
-    own name is given, matrices marked `exhaustive` where `-m` names them. A test needs a GPU where
-    JAX sees none, or the CUDA plugin without it. The longest files are first, because pytest-xdist
-    hands them out in order and would end with one worker waiting for it.
+    A test is slow, or exhaustive, by its mark or by recorded durations. Slow ones run where a `-m`
+    or a test's own name is given, `exhaustive` ones where `-m` or the name of a case is. A test
+    needs a GPU where JAX sees none, or the CUDA plugin without it. The longest files are first,
+    because pytest-xdist hands them out in order and would end with one worker waiting for it.
     """
     if "PYTEST_XDIST_WORKER" in os.environ:  # in the one order of all workers
         items.sort(key=lambda item: item.path.parts)
     for item in items:
         if durations.is_long(item.nodeid):
             item.add_marker(pytest.mark.slow)
+        is_each = any(mark.args == ("each",) for mark in item.iter_markers("slow"))
+        if item.nodeid in durations.left_to_releases() and not is_each:
+            item.add_marker(pytest.mark.exhaustive)
     config.stash[durations.ALL_ITEMS] = list(items)
     chosen = config.option.markexpr
-    if "exhaustive" not in chosen:
+    if "exhaustive" not in chosen and not any("[" in argument for argument in config.args):
         _leave_out(config, items, "exhaustive")
     if not chosen and not any("::" in argument for argument in config.args):
         _leave_out(config, items, "slow")

@@ -10,6 +10,7 @@ import pytest
 RECORD = Path(__file__).with_suffix(".json")
 _SHORTEST_S = 0.5  # less is not worth a line
 _LONG_S = 0.5  # all tests that take no more run within less than six minutes on two cores
+_COSTLY_S = 4.0  # of a function's cases that take more, `.ci/run` runs one
 
 ALL_ITEMS = pytest.StashKey[list[pytest.Item]]()
 """In a run's configuration: its tests before any are left out."""
@@ -29,6 +30,19 @@ def is_long(node_id: str) -> bool:
     return recorded().get(node_id, 0.0) > _LONG_S
 
 
+@cache
+def left_to_releases() -> frozenset[str]:
+    """Of each function's costly cases all but the quickest: they count as exhaustive.
+
+    Unless they are marked `slow("each")`.
+    """
+    cases = defaultdict(list)
+    for node_id, seconds in recorded().items():
+        if seconds > _COSTLY_S:
+            cases[node_id.partition("[")[0]].append((seconds, node_id))
+    return frozenset(node_id for own in cases.values() for _, node_id in sorted(own)[1:])
+
+
 def of_files() -> dict[str, float]:
     """Recorded seconds of each file's tests together."""
     files: dict[str, float] = defaultdict(float)
@@ -37,13 +51,23 @@ def of_files() -> dict[str, float]:
     return files
 
 
+def _exists(node_id: str) -> bool:
+    """Whether a test's file still has a function of its name."""
+    path = RECORD.parents[1] / file_of(node_id)
+    name = node_id.partition("[")[0].split("::")[-1]
+    return path.exists() and f"def {name}(" in path.read_text()
+
+
 def file_of(node_id: str) -> str:
     """``tests/serving/test_llm.py`` of ``tests/serving/test_llm.py::test_it[case]``."""
     return node_id.split("::")[0]
 
 
 class Recorder:
-    """A pytest plugin that replaces the record by what a run of all tests takes."""
+    """A pytest plugin that replaces the record by what a run of all tests takes.
+
+    What is left to releases keeps its record, while it is there.
+    """
 
     def __init__(self) -> None:
         self._seconds: dict[str, float] = defaultdict(float)
@@ -60,10 +84,12 @@ class Recorder:
 
     def pytest_sessionfinish(self) -> None:
         """Write the record, the longest first."""
-        longest = sorted(self._seconds.items(), key=lambda item: -item[1])
-        kept = {
-            name: round(seconds, 1)
-            for name, seconds in longest
-            if (seconds >= _SHORTEST_S or name in self._marked) and name not in self._skipped
-        }
-        RECORD.write_text(json.dumps(kept, indent=1) + "\n")
+        kept = {name: recorded()[name] for name in left_to_releases() if _exists(name)}
+        for name, seconds in self._seconds.items():
+            is_kept = seconds >= _SHORTEST_S or name in self._marked
+            if is_kept and name not in self._skipped:
+                kept[name] = round(seconds, 1)
+            else:
+                kept.pop(name, None)
+        longest = dict(sorted(kept.items(), key=lambda item: -item[1]))
+        RECORD.write_text(json.dumps(longest, indent=1) + "\n")

@@ -70,7 +70,7 @@ def _marks_of(name, often, also):
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=_marks_of(name, _OFTEN, _ALSO)) for name in FORMATS]
 )
-def test_a_directory_is_served_on_one_device_or_several(name, tmp_path):
+def test_a_directory_is_served_on_one_device_or_four(name, tmp_path):
     tensors, plain = checkpoint(name)
     directory = write(tmp_path, name, tensors)
     given = {"params": None, "config": None, "model": str(directory), "skip_tokenizer_init": True}
@@ -83,12 +83,11 @@ def test_a_directory_is_served_on_one_device_or_several(name, tmp_path):
     # inputs of one device have a scale of their own.
     inputs = FORMATS[name].inputs
     atol = 2e-4 if inputs is None else 0.05
-    for num_devices in (2, 4):
-        with tiny_llm(**given, mesh=make_mesh(num_devices)) as llm:
-            if "token" in (inputs or ""):
-                assert _mean_difference(answers(llm), expected) < 0.1
-            else:
-                _assert_close(answers(llm), expected, atol)
+    with tiny_llm(**given, mesh=make_mesh(4)) as llm:
+        if "token" in (inputs or ""):
+            assert _mean_difference(answers(llm), expected) < 0.1
+        else:
+            _assert_close(answers(llm), expected, atol)
     for prompt, (tokens, values) in zip(PROMPTS, expected, strict=True):
         scored = jax.nn.log_softmax(forward(params, config, jnp.array([*prompt, *tokens])))
         for position, at in enumerate(values):

@@ -163,6 +163,7 @@ def test_heads_draft_for_adapted_layers(plain, method, tmp_path, monkeypatch):
     assert found == [answers(plain, sampling)] * 2
 
 
+@pytest.mark.exhaustive
 def test_two_devices_verify_the_same_tokens(plain):
     sampling = params_of("top_p")
     with engine(speculative_config=METHODS["ngram"], tensor_parallel_size=2) as llm:
@@ -186,6 +187,7 @@ def test_each_step_with_drafts_has_two_programs(method):
     assert WriteAdapterKey() in both
 
 
+@pytest.mark.exhaustive
 def test_no_request_waits_for_a_program():
     with engine(speculative_config=METHODS["ngram"], compile_ahead=True) as llm:
         runner = llm._loaded.replicas[0].runner
