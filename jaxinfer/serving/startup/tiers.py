@@ -68,17 +68,17 @@ def check_size(row: jax.ShapeDtypeStruct, config: EngineConfig, platform: str) -
         row: of a block.
 
     Raises:
-        CapacityError: it has not, or the tier does not hold the blocks of one array.
+        CapacityError: it has not, or the tier holds no block.
     """
     num_bytes = int(config.kv_offloading_size * 2**30)
     _check_available(num_bytes * (1 if platform == "gpu" else config.data_parallel_size))
     if platform == "gpu":
         check_pinned(num_bytes)
-    num_blocks, least = num_bytes // block_bytes(row), MOST_BLOCKS * block_bytes(row)
-    if num_bytes < least:
+    num_blocks = num_bytes // block_bytes(row)
+    if num_blocks == 0:
         raise CapacityError(
-            f"kv_offloading_size={config.kv_offloading_size:g} GiB holds {num_blocks} KV blocks, "
-            f"of which {MOST_BLOCKS} travel together and take {least / 2**30:.2g} GiB; raise it"
+            f"kv_offloading_size={config.kv_offloading_size:g} GiB holds no KV block, of which "
+            f"each takes {block_bytes(row) / 2**20:.2f} MiB; raise it"
         )
     return num_blocks
 

@@ -348,11 +348,9 @@ def test_a_block_that_was_forgotten_and_came_anew_is_the_new_one():
         np.testing.assert_array_equal(kept, rows[1:])
 
 
-@pytest.mark.parametrize("count", [0, 15])
-def test_less_than_the_blocks_of_an_array_is_refused(llm, count):
-    size = (count + 0.5) * llm._loaded.replicas[0].runner.transfers.block_bytes / 2**30
-    with pytest.raises(CapacityError, match=f"holds {count} KV blocks, of which 16 travel"):
-        small_llm(**TIERS | {"kv_offloading_size": size})
+def test_less_than_a_block_is_refused():
+    with pytest.raises(CapacityError, match="holds no KV block"):
+        small_llm(**TIERS | {"kv_offloading_size": 1e-6})
 
 
 def test_tiers_need_the_prefix_cache():
