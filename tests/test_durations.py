@@ -13,14 +13,15 @@ LEAST_MARKED_S = 0.5
 def _stale_marks(items, recorded):
     """Marks under which nothing recorded took half a second.
 
-    Not marks as slow where they run alone: a recorded run may have compiled their programs before.
+    Not marks as slow where they run alone: a recorded run may have compiled their programs before;
+    nor of every case of a matrix, some of whose tests may be quick.
     """
     longest = defaultdict(list)
     for item in items:
         seconds = recorded.get(item.nodeid)
         if seconds is not None:  # else it is quick, or new
             for place, mark in item.iter_markers_with_node("slow"):
-                if mark.args != ("alone",):
+                if mark.args not in (("alone",), ("each",)):
                     longest[place.nodeid.split("[")[0]].append(seconds)
     return [name for name, took in longest.items() if max(took) < LEAST_MARKED_S]
 

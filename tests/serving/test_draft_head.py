@@ -322,7 +322,7 @@ def test_a_head_guesses_by_the_vocabulary_of_the_model_or_its_own(
         check_drafts(llm, head, config, PROMPTS[0], recorded)
 
 
-@pytest.mark.slow
+@pytest.mark.slow("alone")
 def test_steps_with_a_head_are_programs_of_their_own(drafting, plain, monkeypatch):
     always_draft(monkeypatch)
     params = params_of("temperature")  # with the programs of the tests above

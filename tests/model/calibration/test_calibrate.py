@@ -172,7 +172,6 @@ def test_texts_without_tokens_and_foreign_ids_are_refused(texts, named):
     jax.tree.map(np.testing.assert_array_equal, params, tiny.params(tiny.CONFIG))
 
 
-@pytest.mark.slow
 def test_activations_that_are_not_finite_are_named():
     params = tiny.params(tiny.CONFIG)
     norm = params["model"]["layers"]["1"]["post_attention_layernorm"]

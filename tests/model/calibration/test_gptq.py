@@ -83,7 +83,6 @@ def test_codes_are_those_of_the_definition(form, dtype):
 
 
 @of_forms
-@pytest.mark.slow
 def test_inputs_that_do_not_vary_together_are_rounded_to_the_nearest(form):
     weight, _ = _drawn(0)
     rounded = quantize_weight(weight, form)

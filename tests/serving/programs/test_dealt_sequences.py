@@ -152,9 +152,7 @@ def test_each_key_goes_to_the_page_and_place_of_one_device(size):
         assert len(set(own[mine].tolist())) == mine.sum()
 
 
-@pytest.mark.parametrize(
-    "size", [2, pytest.param(4, marks=pytest.mark.slow), pytest.param(8, marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize("size", [2, 4, 8])
 def test_devices_have_equally_many_tokens_and_keys(size):
     _, _, inputs = problem(size)
     ids = [np.asarray(deal(inputs, size, jnp.int32(rank)).token_ids) for rank in range(size)]

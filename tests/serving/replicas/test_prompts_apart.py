@@ -10,7 +10,7 @@ from jaxinfer import EngineConfig, SamplingParams, StructuredOutputsParams
 from jaxinfer.testing import tiny_params
 from tests.serving.small_llm import CONFIG, GREEDY, ids, small_llm, small_params
 
-slow = pytest.mark.slow  # engines compile programs of their own
+slow = pytest.mark.slow("alone")  # their engines compile programs of their own
 APART = {"data_parallel_size": 2, "prefill_replicas": 1, "kv_offloading_size": 0.01}
 """Without a compiled shape of its own, beside those of copies."""
 BLOCK = 16
