@@ -10,7 +10,7 @@ import pytest
 RECORD = Path(__file__).with_suffix(".json")
 _SHORTEST_S = 0.5  # less is not worth a line
 _LONG_S = 0.5  # all tests that take no more run within less than six minutes on two cores
-_COSTLY_S = 2.0  # of a function's cases that take more, `.ci/run` runs one
+_COSTLY_S = 1.0  # of a function's cases that take more, `.ci/run` runs one
 
 ALL_ITEMS = pytest.StashKey[list[pytest.Item]]()
 """In a run's configuration: its tests before any are left out."""

@@ -48,7 +48,7 @@ def test_the_record_is_of_files_that_exist():
 
 
 def test_of_costly_cases_the_quickest_is_not_left_to_releases(monkeypatch):
-    seconds = {"a.py::f[1]": 9.0, "a.py::f[2]": 5.0, "a.py::f[3]": 1.9, "a.py::g": 60.0}
+    seconds = {"a.py::f[1]": 9.0, "a.py::f[2]": 5.0, "a.py::f[3]": 0.9, "a.py::g": 60.0}
     monkeypatch.setattr(durations, "recorded", lambda: seconds)
     assert durations.left_to_releases.__wrapped__() == {"a.py::f[1]"}
 

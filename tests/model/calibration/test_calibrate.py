@@ -188,10 +188,8 @@ def texts():
     return [[text for text in texts if 150 < len(text) < 350] for texts in whole]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "scheme", ["int4", pytest.param("W4A16_ASYM", marks=pytest.mark.exhaustive)]
-)
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("scheme", ["int4", "W4A16_ASYM"])
 def test_a_calibrated_model_is_nearer_to_the_plain_one(scheme, texts, tmp_path):
     calibration, other = texts
     (tmp_path / "texts.jsonl").write_text("\n".join(map(json.dumps, calibration)))

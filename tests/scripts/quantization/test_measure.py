@@ -42,16 +42,10 @@ def test_english_is_cut_into_windows():
     assert bytes(found[0]).decode().startswith('The "assert" statement')
 
 
-@pytest.mark.slow  # each scheme has an engine and programs
-@pytest.mark.parametrize(
-    "schemes",
-    [("int4",), pytest.param(QUANTIZATION_SCHEMES, marks=pytest.mark.exhaustive)],
-    ids=len,
-)
+@pytest.mark.exhaustive  # seven engines, and six schemes' programs
 def test_the_script_keeps_a_record_and_fails_where_the_simulation_differs(
-    tmp_path, capsys, monkeypatch, schemes
+    tmp_path, capsys, monkeypatch
 ):
-    monkeypatch.setattr(measure, "QUANTIZATION_SCHEMES", schemes)
     monkeypatch.setattr(quantization_quality, "start_platform", lambda: "cpu")
     sizes = ["--stories", "2", "--simulated", "1", "--questions", "1"]
     monkeypatch.setattr(measure, "WANTED_RATIO", 0.99)
@@ -59,7 +53,7 @@ def test_the_script_keeps_a_record_and_fails_where_the_simulation_differs(
     (path,) = tmp_path.glob("*-cpu-quantization.json")
     record = json.loads(path.read_text())
     assert record["smollm2"] is None
-    assert list(record["schemes"]) == list(schemes)
+    assert list(record["schemes"]) == list(QUANTIZATION_SCHEMES)
     for figures in record["schemes"].values():
         assert 0 < figures["kl_mean"] < 1e-3
         assert figures["simulated_kl"] < 1.5
