@@ -2,6 +2,7 @@
 
 import json
 from collections import defaultdict
+from collections.abc import Set
 from functools import cache
 from pathlib import Path
 
@@ -11,6 +12,7 @@ RECORD = Path(__file__).with_suffix(".json")
 _SHORTEST_S = 0.5  # less is not worth a line
 _LONG_S = 0.5  # all tests that take no more run within less than six minutes on two cores
 _COSTLY_S = 1.0  # of a function's cases that take more, `.ci/run` runs one
+_MOST_S = 12.0  # what takes more is a release's
 
 ALL_ITEMS = pytest.StashKey[list[pytest.Item]]()
 """In a run's configuration: its tests before any are left out."""
@@ -31,16 +33,17 @@ def is_long(node_id: str) -> bool:
 
 
 @cache
-def left_to_releases() -> frozenset[str]:
-    """Of each function's costly cases all but the quickest: they count as exhaustive.
+def left_to_releases() -> Set[str]:
+    """The longest tests, and of each function's costly cases all but the quickest.
 
-    Unless they are marked `slow("each")`.
+    They count as exhaustive, unless they are marked `slow("each")`.
     """
     cases = defaultdict(list)
     for node_id, seconds in recorded().items():
         if seconds > _COSTLY_S:
             cases[node_id.partition("[")[0]].append((seconds, node_id))
-    return frozenset(node_id for own in cases.values() for _, node_id in sorted(own)[1:])
+    others = {node_id for own in cases.values() for _, node_id in sorted(own)[1:]}
+    return others | {node_id for node_id, seconds in recorded().items() if seconds > _MOST_S}
 
 
 def of_files() -> dict[str, float]:

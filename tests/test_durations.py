@@ -48,9 +48,10 @@ def test_the_record_is_of_files_that_exist():
 
 
 def test_of_costly_cases_the_quickest_is_not_left_to_releases(monkeypatch):
-    seconds = {"a.py::f[1]": 9.0, "a.py::f[2]": 5.0, "a.py::f[3]": 0.9, "a.py::g": 60.0}
+    seconds = {"a.py::f[1]": 9.0, "a.py::f[2]": 5.0, "a.py::f[3]": 0.9, "a.py::g": 11.0}
+    seconds["a.py::h"] = 13.0  # among the longest
     monkeypatch.setattr(durations, "recorded", lambda: seconds)
-    assert durations.left_to_releases.__wrapped__() == {"a.py::f[1]"}
+    assert durations.left_to_releases.__wrapped__() == {"a.py::f[1]", "a.py::h"}
 
 
 class _Item:

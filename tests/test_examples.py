@@ -36,7 +36,7 @@ def test_grpo_compares_rewards_within_a_prompt(grpo):
     np.testing.assert_allclose(grpo.advantages(rewards, 2), [-1, 1, 0, 0], atol=1e-3)
 
 
-@pytest.mark.slow
+@pytest.mark.slow("each")
 def test_grpo_trains_on_what_it_measures(grpo, tmp_path):
     lines = []
     with jax.numpy_dtype_promotion("standard"):  # as a user has it, and as Adam of optax needs
@@ -59,7 +59,7 @@ def test_grpo_draws_curves_in_text(grpo):
     assert text.splitlines() == ["reward: 0 to 1, 3 steps", "  *", " * ", "*  "]
 
 
-@pytest.mark.slow
+@pytest.mark.slow("each")
 def test_lora_grpo_trains_the_adapter_that_the_engine_has():
     lora_grpo, lines = _load("lora_grpo"), []
     with jax.numpy_dtype_promotion("standard"):  # as a user has it, and as Adam of optax needs
@@ -77,7 +77,7 @@ def test_lora_grpo_compares_rewards_within_a_prompt():
     np.testing.assert_allclose(_load("lora_grpo").advantages(rewards, 2), [-1, 1, 0, 0], atol=1e-3)
 
 
-@pytest.mark.slow
+@pytest.mark.slow("each")
 def test_steering_moves_stories_to_an_island(tmp_path, capsys):
     steering = _load("steering")
     effect = steering.main(tmp_path / "steering.png")

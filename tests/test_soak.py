@@ -14,7 +14,7 @@ from jaxinfer import LLM, ModelConfig, SamplingParams, load_params
 from jaxinfer.model.checkpoint.hub import BUNDLED_MODEL
 from jaxinfer.model.text.tokenizer import Tokenizer
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.slow("each")
 
 MAX_MODEL_LEN = 160
 _MOST_BETWEEN = 4  # ids, of tokens that are hardly ever drawn

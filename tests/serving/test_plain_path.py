@@ -56,6 +56,7 @@ def plain_path() -> PlainPath:
     return PlainPath(*([Called(*each) for each in parts[name]] for name in PlainPath._fields))
 
 
+@pytest.mark.slow("each")
 @pytest.mark.parametrize(
     ("part", "most_lines"),
     [

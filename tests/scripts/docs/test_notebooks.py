@@ -29,7 +29,7 @@ def test_a_notebook_is_small_and_has_every_definition_of_its_program(name):
     assert "argparse.ArgumentParser" not in code
 
 
-@pytest.mark.slow
+@pytest.mark.slow("each")
 @pytest.mark.parametrize("name", CALLS)
 def test_a_notebook_runs_from_top_to_bottom(name, tmp_path):
     nbclient = pytest.importorskip("nbclient", reason="needs nbclient, of '.[light]'")
