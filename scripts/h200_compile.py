@@ -4,8 +4,9 @@ python scripts/h200_compile.py [--environments] [oldest] [newest]
 
 The oldest is the lowest that pyproject.toml allows. Each gets an environment of its own beside
 .venv, kept for the next run, because JAX's CUDA plugin would change the platform of every other
-test. It runs the tests marked `h200_compile`: warnings are errors there, so an API that
-JAX is about to drop fails before it is gone.
+test. It runs the tests marked `h200_compile`, of which the oldest gets those that compile each
+kernel and a start: warnings are errors there, so an API that JAX is about to drop fails before it
+is gone.
 """
 
 import argparse
