@@ -6,7 +6,6 @@ from typing import Any, NamedTuple
 
 MOST_BLOCKS = 16
 """Blocks of an array at most."""
-_FEWEST_BLOCKS = MOST_BLOCKS // 2
 
 
 class BlockRow(NamedTuple):
@@ -21,15 +20,16 @@ class BlockRow(NamedTuple):
     place: int
 
 
-def array_sizes(count: int) -> Iterator[int]:
-    """The blocks of each array that so many blocks are copied in: `MOST_BLOCKS`, or one.
+def in_groups[T](values: Sequence[T], most: int) -> Iterator[tuple[int, Sequence[T]]]:
+    """Consecutive groups of values, each with its size: `most`, or one.
 
-    At most half of an array is padding.
+    The last group may have fewer values than its size, but at least half as many.
     """
-    while count > 0:
-        size = MOST_BLOCKS if count >= _FEWEST_BLOCKS else 1
-        yield size
-        count -= size
+    start = 0
+    while start < len(values):
+        size = most if 2 * (len(values) - start) >= most else 1
+        yield size, values[start : start + size]
+        start += size
 
 
 def arrays_of(blocks: Iterable[BlockRow]) -> list[Any]:

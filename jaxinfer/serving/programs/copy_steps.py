@@ -41,21 +41,27 @@ def copy_blocks(kv: KVCache, pairs: Int32[Array, "2 n"]) -> KVCache:
     return with_pages(kv, copied)
 
 
-def gather_rows(kv: KVCache, ids: Int32[Array, " n"]) -> Shaped[Array, "n 1 width"]:
-    """Blocks `ids` as one row of integers each: all leaves of a block, bit by bit.
+def gather_rows(
+    kv: KVCache, ids: Int32[Array, "arrays n"]
+) -> tuple[Shaped[Array, "n 1 width"], ...]:
+    """Arrays of blocks as one row of integers each: all leaves of a block, bit by bit.
 
     The pages stay as they are. On each device a row is its own part of the block.
     """
     pages = jax.tree.leaves(paged(kv))
     unit = unit_of(pages)
-    parts = [_as_units(each.at[ids].get(mode="clip"), unit) for each in pages]
-    return jnp.concatenate(parts, axis=1)[:, None]
+
+    def rows(ids: Int32[Array, " n"]) -> Shaped[Array, "n 1 width"]:
+        parts = [_as_units(each.at[ids].get(mode="clip"), unit) for each in pages]
+        return jnp.concatenate(parts, axis=1)[:, None]
+
+    return tuple(map(rows, ids))
 
 
 def scatter_rows(
-    kv: KVCache, ids: Int32[Array, " n"], rows: tuple[Shaped[Array, "_ 1 width"], ...]
+    kv: KVCache, ids: Int32[Array, "arrays n"], arrays: tuple[Shaped[Array, "n 1 width"], ...]
 ) -> KVCache:
-    """The pages with blocks `ids` replaced by rows of arrays of `gather_rows`; `kv` is donated.
+    """The pages with blocks `ids` replaced by the rows of `gather_rows`; `kv` is donated.
 
     Padding has id 0, reserved for it.
     """
@@ -63,10 +69,13 @@ def scatter_rows(
     unit = unit_of(pages)
     widths = [math.prod(each.shape[1:]) * each.dtype.itemsize // unit.itemsize for each in pages]
     ends = list(itertools.accumulate(widths))
-    parts = jnp.split(jnp.concatenate(rows)[:, 0], ends[:-1], axis=1)
     copied = [
-        each.at[ids].set(_from_units(part, each), mode="drop")
-        for each, part in zip(pages, parts, strict=True)
+        # Joined leaf by leaf: XLA then needs no second copy of all rows.
+        each.at[ids.reshape(-1)].set(
+            _from_units(jnp.concatenate([rows[:, 0, end - width : end] for rows in arrays]), each),
+            mode="drop",
+        )
+        for each, width, end in zip(pages, widths, ends, strict=True)
     ]
     return with_pages(kv, jax.tree.unflatten(structure, copied))
 

@@ -1,6 +1,5 @@
 """Builds the tiers behind an engine's prefix cache."""
 
-import itertools
 import logging
 import os
 from collections.abc import Callable, Iterator, Sequence
@@ -13,12 +12,12 @@ from jaxinfer.config import EngineConfig
 from jaxinfer.errors import CapacityError
 from jaxinfer.planning.blocks import staged_blocks
 from jaxinfer.serving.compile.jax_settings import JaxSettings
-from jaxinfer.serving.prefix_tiers.block_rows import MOST_BLOCKS, BlockRow, array_sizes
+from jaxinfer.serving.prefix_tiers.block_rows import MOST_BLOCKS, BlockRow, in_groups
 from jaxinfer.serving.prefix_tiers.fetch_policy import FetchPolicy
 from jaxinfer.serving.prefix_tiers.host_tier import HostTier
 from jaxinfer.serving.prefix_tiers.next_tier import NextTier
 from jaxinfer.serving.prefix_tiers.transfers import Transfers, sharding_of_rows
-from jaxinfer.serving.programs.kinds.block_rows import BlockRowCopies, block_row
+from jaxinfer.serving.programs.kinds.block_rows import BlockRowCopies, BlockRowsKey, block_row
 from jaxinfer.serving.programs.programs import Programs
 from jaxinfer.serving.programs.upload import upload
 from jaxinfer.serving.runner.runner import Runner
@@ -127,11 +126,10 @@ def read_rows(runner: Runner, transfers: Transfers, blocks: Sequence[int]) -> It
         transfers, runner.launcher.program, lambda ids: upload(ids, whole), jax.block_until_ready
     )
     try:
-        left = iter(blocks)
-        for size in array_sizes(len(blocks)):
-            part = list(itertools.islice(left, size))
+        for size, part in in_groups(blocks, MOST_BLOCKS):
             runner.launches.wait()
-            rows = copies.rows(runner.launcher.resident.kv, part, size)
+            key = BlockRowsKey(1, size, out=True)
+            (rows,) = copies.rows(runner.launcher.resident.kv, [part], key)
             yield from (BlockRow(rows, index) for index in range(len(part)))
     except Exception as error:
         logger.warning("KV blocks on the devices were not written to files: %s", error)
@@ -148,14 +146,13 @@ def unpacker(row: jax.ShapeDtypeStruct) -> Callable[[Sequence[bytes]], list[Bloc
     on_host = sharding_of_rows(row).with_memory_kind("pinned_host")
 
     def unpack(data: Sequence[bytes]) -> list[BlockRow]:
-        parts, blocks = iter(data), []
-        for size in array_sizes(len(data)):
+        blocks: list[BlockRow] = []
+        for size, part in in_groups(data, MOST_BLOCKS):
             rows = np.zeros((size, *row.shape), row.dtype)
-            count = 0
-            for count, each in enumerate(itertools.islice(parts, size), 1):
-                rows[count - 1] = np.frombuffer(each, row.dtype).reshape(row.shape)
+            for index, each in enumerate(part):
+                rows[index] = np.frombuffer(each, row.dtype).reshape(row.shape)
             on = jax.device_put(rows, on_host)
-            blocks += [BlockRow(on, index) for index in range(count)]
+            blocks += [BlockRow(on, index) for index in range(len(part))]
         return blocks
 
     return unpack

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 import pytest
 
-from jaxinfer.serving.prefix_tiers.block_rows import BlockRow, array_sizes
+from jaxinfer.serving.prefix_tiers.block_rows import BlockRow, in_groups
 from jaxinfer.serving.prefix_tiers.host_tier import HostTier
 from jaxinfer.serving.prefix_tiers.tier_counts import TierCounts
 
@@ -152,8 +152,8 @@ def test_leading_blocks_come_from_the_next_tier_until_one_is_lost():
 
 
 @pytest.mark.parametrize("count", range(70))
-def test_arrays_have_room_for_all_blocks_and_at_most_as_much_padding(count):
-    sizes = list(array_sizes(count))
-    assert count <= sum(sizes) <= 2 * count
-    assert sum(sizes[:-1]) < count or not count
-    assert set(sizes) <= {1, 16}
+def test_groups_have_room_for_all_and_at_most_as_much_padding(count):
+    groups = list(in_groups(range(count), 16))
+    assert [each for _, group in groups for each in group] == list(range(count))
+    assert all(size in (1, 16) and size <= 2 * len(group) for size, group in groups)
+    assert all(size == len(group) for size, group in groups[:-1])

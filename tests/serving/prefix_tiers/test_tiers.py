@@ -251,13 +251,18 @@ def test_captured_activations_come_back_with_their_blocks():
                 np.testing.assert_allclose(kept[1][layer], values, atol=1e-5)
 
 
-def test_blocks_travel_bit_by_bit():
-    with small_llm(**TIERS) as llm:
+@pytest.mark.parametrize("count", [1, 5, 12, 60])
+def test_blocks_travel_bit_by_bit(count):
+    """By launches of one array and of several, of one block each and of several."""
+    with small_llm(**TIERS | {"num_kv_blocks": 1 + count}, max_model_len=8) as llm:
         runner = parts(llm).runner
-        ask(llm, conversations(2, seed=11))
+        kv = runner.resident.kv
+        noise = iter(jax.random.split(jax.random.key(0), len(jax.tree.leaves(kv))))
+        kv = jax.tree.map(lambda leaf: jax.random.normal(next(noise), leaf.shape, leaf.dtype), kv)
+        runner.launcher.resident = runner.resident._replace(kv=kv)
         pages = [np.array(leaf) for leaf in jax.tree.leaves(runner.resident.kv)]
         copies, transfers = runner.launcher._rows, runner.transfers
-        keys = [bytes([i]) for i in range(12)]
+        keys = [bytes([i]) for i in range(count)]
         assert all(map(transfers.expect, keys))
         out = TierCopies([(1 + i, key) for i, key in enumerate(keys)], [])
         copies.copy_out(runner.resident.kv, out)
@@ -265,12 +270,12 @@ def test_blocks_travel_bit_by_bit():
         fetch = transfers.fetch(keys)
         while not fetch.is_done:
             transfers.wait(0.01)
-        blocks = [12 - i for i in range(12)]  # in reverse
+        blocks = [count - i for i in range(count)]  # in reverse
         back = TierCopies([], [CopyBack(fetch, fetch.rows, blocks)])
         kv = copies.copy_back(runner.resident.kv, back)
         runner.launcher.resident = runner.resident._replace(kv=kv)
         for leaf, old in zip(jax.tree.leaves(kv), pages, strict=True):
-            np.testing.assert_array_equal(np.asarray(leaf)[blocks], old[1:13])
+            np.testing.assert_array_equal(np.asarray(leaf)[blocks], old[1:])
 
 
 def test_an_engine_without_tiers_has_none():
@@ -334,7 +339,8 @@ def test_a_block_that_was_forgotten_and_came_anew_is_the_new_one():
         ask(llm, conversations(2, seed=13))  # so that blocks differ
         transfers, kv = parts(llm).runner.transfers, parts(llm).runner.resident.kv
         copies, key, held = parts(llm).runner.launcher._rows, b"key", threading.Event()
-        rows = np.asarray(copies.rows(kv, [1, 2], 16))[:2]
+        (rows,) = copies.rows(kv, [[1, 2]], BlockRowsKey(1, 16, out=True))
+        rows = np.asarray(rows)[:2]
         assert not np.array_equal(*rows)
         transfers._outward.submit(held.wait)  # both copies wait behind it
         for block in (1, 2):

@@ -2,7 +2,8 @@
 
 import itertools
 import math
-from collections.abc import Callable, Mapping, Sequence
+import operator
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,11 +12,12 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxinfer.serving.prefix_tiers.block_copies import CopyBack, TierCopies
-from jaxinfer.serving.prefix_tiers.block_rows import MOST_BLOCKS, array_sizes, arrays_of
+from jaxinfer.serving.prefix_tiers.block_rows import MOST_BLOCKS, arrays_of, in_groups
 from jaxinfer.serving.prefix_tiers.transfers import Transfers, sharding_of_rows
 from jaxinfer.serving.programs.buckets import Buckets
 from jaxinfer.serving.programs.copy_steps import gather_rows, scatter_rows, unit_of
 from jaxinfer.serving.programs.kinds.kind import ProgramKind
+from jaxinfer.serving.programs.kinds.step_program import WITHOUT_GRAPH
 from jaxinfer.serving.programs.programs import Program, Programs
 from jaxinfer.serving.programs.steps import KVCache
 
@@ -35,10 +37,14 @@ class BlockRowsKey:
     out: bool
 
 
-_KEYS = (
-    *(BlockRowsKey(1, size, out=True) for size in (MOST_BLOCKS, 1)),
-    BlockRowsKey(1, MOST_BLOCKS, out=False),
-    BlockRowsKey(MOST_BLOCKS, 1, out=False),
+MOST_ARRAYS = 8
+"""Arrays of a launch at most: a launch takes the host about a millisecond, whatever it copies."""
+
+_KEYS = tuple(
+    BlockRowsKey(num_arrays, num_blocks, out)
+    for out in (True, False)
+    for num_blocks in (MOST_BLOCKS, 1)
+    for num_arrays in (MOST_ARRAYS, 1)
 )
 
 
@@ -55,13 +61,17 @@ class BlockRowsKind(ProgramKind[BlockRowsKey]):
 
     def program(self, programs: Programs, key: BlockRowsKey) -> Program:
         """The program of `copy_steps.gather_rows` or `scatter_rows`."""
-        kv, ids = programs.kv, programs.whole((key.num_arrays * key.num_blocks,))
+        kv, ids = programs.kv, programs.whole((key.num_arrays, key.num_blocks))
         row = block_row(programs)
         shape, sharding = (key.num_blocks, *row.shape), sharding_of_rows(row)
-        rows = (jax.ShapeDtypeStruct(shape, row.dtype, sharding=sharding),) * key.num_arrays
+        arrays = (jax.ShapeDtypeStruct(shape, row.dtype, sharding=sharding),) * key.num_arrays
         if key.out:
-            return programs.sharded("gather_rows", gather_rows, (kv, ids), rows[0], donate=())
-        return programs.sharded("scatter_rows", scatter_rows, (kv, ids, rows), kv, donate=(0,))
+            return programs.sharded("gather_rows", gather_rows, (kv, ids), arrays, donate=())
+        return programs.sharded("scatter_rows", scatter_rows, (kv, ids, arrays), kv, donate=(0,))
+
+    def options(self, key: BlockRowsKey, *, num_devices: int) -> dict[str, Any]:
+        """No CUDA graph: the rows are at other addresses each time, so it would be updated."""
+        return dict(WITHOUT_GRAPH)
 
 
 def block_row(programs: Programs) -> jax.ShapeDtypeStruct:
@@ -98,47 +108,48 @@ class BlockRowCopies:
 
     def copy_out(self, kv: KVCache, copies: TierCopies) -> None:
         """Gather blocks before anything overwrites them; `kv` stays valid."""
-        out = iter(copies.out)
-        for size in array_sizes(len(copies.out)):
-            pairs = list(itertools.islice(out, size))
-            rows = self.rows(kv, [block for block, _ in pairs], size)
-            self._transfers.copy_out([key for _, key in pairs], rows)
+        arrays = in_groups(copies.out, MOST_BLOCKS)
+        for size, same in itertools.groupby(arrays, operator.itemgetter(0)):
+            for num_arrays, part in in_groups([pairs for _, pairs in same], MOST_ARRAYS):
+                blocks = [[block for block, _ in pairs] for pairs in part]
+                rows = self.rows(kv, blocks, BlockRowsKey(num_arrays, size, out=True))
+                self._transfers.copy_out([key for pairs in part for _, key in pairs], rows)
 
-    def rows(self, kv: KVCache, blocks: Sequence[int], size: int) -> jax.Array:
-        """An array of at most `size` blocks, and of padding behind them; `kv` stays valid."""
-        ids = self._ids(dict(enumerate(blocks)), size)
-        rows = self._program(BlockRowsKey(1, size, out=True))(kv, ids)
-        self._settle(rows)
-        return rows
+    def rows(
+        self, kv: KVCache, blocks: Sequence[Sequence[int]], key: BlockRowsKey
+    ) -> Sequence[jax.Array]:
+        """Arrays of some blocks each, and of padding behind them; `kv` stays valid."""
+        arrays = self._program(key)(kv, self._ids(blocks, key))
+        self._settle(arrays)
+        return arrays[: len(blocks)]
 
     def copy_back(self, kv: KVCache, copies: TierCopies) -> KVCache:
         """The pages with fetched blocks; `kv` is donated if there are some."""
         for back in copies.back:
-            for size, arrays in itertools.groupby(arrays_of(back.rows), len):
-                for part in itertools.batched(arrays, MOST_BLOCKS // size):
-                    kv = self._scatter(kv, part, back)
+            for size, same in itertools.groupby(arrays_of(back.rows), len):
+                for num_arrays, part in in_groups(list(same), MOST_ARRAYS):
+                    key = BlockRowsKey(num_arrays, size, out=False)
+                    kv = self._scatter(kv, part, back, key)
         for back in copies.back:
             self._transfers.release(back.fetch)
         return kv
 
-    def _scatter(self, kv: KVCache, arrays: Sequence[jax.Array], back: CopyBack) -> KVCache:
+    def _scatter(
+        self, kv: KVCache, arrays: Sequence[jax.Array], back: CopyBack, key: BlockRowsKey
+    ) -> KVCache:
         """The pages with those of the blocks that are rows of some arrays of one size."""
-        size = len(arrays[0])
-        first = {id(array): place * size for place, array in enumerate(arrays)}
-        blocks = {
-            first[id(rows)] + place: block
-            for (rows, place), block in zip(back.rows, back.blocks, strict=True)
-            if id(rows) in first
-        }
-        key = BlockRowsKey(MOST_BLOCKS // size, size, out=False)
-        padding = itertools.repeat(arrays[0], key.num_arrays - len(arrays))
-        kv = self._program(key)(kv, self._ids(blocks, MOST_BLOCKS), (*arrays, *padding))
+        blocks = {id(array): [0] * key.num_blocks for array in arrays}
+        for (rows, place), block in zip(back.rows, back.blocks, strict=True):
+            if id(rows) in blocks:
+                blocks[id(rows)][place] = block
+        padding = [arrays[0]] * (key.num_arrays - len(arrays))
+        kv = self._program(key)(kv, self._ids(list(blocks.values()), key), (*arrays, *padding))
         self._settle(kv)
         return kv
 
-    def _ids(self, blocks: Mapping[int, int], size: int) -> jax.Array:
-        """Blocks by their rows; rows that are not wanted go to the block of padding."""
-        ids = np.zeros(size, np.int32)
-        for row, block in blocks.items():
-            ids[row] = block
+    def _ids(self, blocks: Sequence[Sequence[int]], key: BlockRowsKey) -> jax.Array:
+        """The blocks of each array; rows of padding go to the block of padding."""
+        ids = np.zeros((key.num_arrays, key.num_blocks), np.int32)
+        for row, each in zip(ids, blocks, strict=False):
+            row[: len(each)] = each
         return self._upload(ids)
