@@ -29,6 +29,18 @@ type Matrices = Sequence[jax.Array] | Sequence[QuantizedExperts]
 own experts."""
 
 
+class Columns(NamedTuple):
+    """What a kernel chose, a column a row; columns behind the rows hold anything.
+
+    Attributes:
+        chosen: as of `Routed`.
+        weights: as of `Routed`, in float32.
+    """
+
+    chosen: Int32[Array, "k P"]
+    weights: Float[Array, "k P"]
+
+
 class Routed(NamedTuple):
     """Tokens with their experts.
 
@@ -37,14 +49,24 @@ class Routed(NamedTuple):
         hidden: its norm, by rows.
         chosen: the experts of each; X stands for none.
         weights: theirs; float32 or in the dtype of x, in which they are rounded.
-        padded: the same, in float32 with a column a row, where a kernel made them.
+        columns: the same, where a kernel made them.
     """
 
     x: Float[Array, "*batch E"]
     hidden: Float[Array, "T E"]
     chosen: Int32[Array, "T k"]
     weights: Float[Array, "T k"]
-    padded: Float[Array, "k P"] | None = None
+    columns: Columns | None = None
+
+    def renumbered(self, chosen: Int32[Array, "T k"]) -> Routed:
+        """The same with other numbers for the experts."""
+        if chosen is self.chosen:
+            return self
+        columns = None
+        if self.columns is not None:
+            padding = self.columns.weights.shape[1] - len(chosen)
+            columns = self.columns._replace(chosen=jnp.pad(chosen.T, ((0, 0), (0, padding))))
+        return self._replace(chosen=chosen, columns=columns)
 
 
 def route(
@@ -78,8 +100,9 @@ def route(
         chosen, weights = xla.route(hidden, router, num_chosen, normalize=normalize)
         return Routed(x, hidden, chosen, weights)
     logits = _logits(x, hidden, norm, router, eps, kernels)
-    chosen, weights = mosaic.choose.choose(logits, num_chosen, normalize=normalize)
-    return Routed(x, hidden, chosen.T, weights[:, : len(hidden)].T, weights)
+    columns = Columns(*mosaic.choose.choose(logits, num_chosen, normalize=normalize))
+    chosen, weights = (each[:, : len(hidden)].T for each in columns)
+    return Routed(x, hidden, chosen, weights, columns)
 
 
 def _logits(
@@ -156,13 +179,13 @@ def _of_few_rows(
 ) -> Float[Array, "T E"]:
     gate, up, down = matrices
     rows, k, X = len(routed.x), routed.chosen.shape[1], len(gate)
-    mosaic, padded = module_of("mosaic", "experts"), routed.padded
+    mosaic, columns = module_of("mosaic", "experts"), routed.columns
     sorting, lists = mosaic.sorting, mosaic.few_rows
-    if rows == 1 and padded is not None and not lacks_some:  # The list is what it chose.
-        listed = lists.Listed(jnp.full(1, k, jnp.int32), routed.chosen.reshape(k), padded)
-    elif padded is not None and sorting.supports(rows, X):
-        columns = _columns(_of_tokens(routed.chosen, is_token, X), X)
-        listed = sorting.list_experts(columns, padded, rows, X)
+    if rows == 1 and columns is not None and not lacks_some:  # The list is what it chose.
+        chosen = routed.chosen.reshape(k)
+        listed = lists.Listed(jnp.full(1, k, jnp.int32), chosen, columns.weights)
+    elif columns is not None and sorting.supports(rows, X):
+        listed = sorting.list_experts(*columns, _tokens(is_token, columns, rows), rows, X)
     else:
         chosen = _of_tokens(routed.chosen, is_token, X)
         listed = lists.list_experts(chosen, routed.weights, X)
@@ -179,24 +202,26 @@ def _of_rows(
         mixed = xla.mixture(hidden, chosen, weights, gate, up, down, is_token=is_token)
         return mixed.reshape(x.shape)
     rows = grouped.tile_rows(chosen.size, len(gate))
-    groups = _group(_of_tokens(chosen, is_token, len(gate)), len(gate), rows)
+    groups = _group(routed, is_token, len(gate), rows)
     rows_of_places = grouped.spread(hidden, groups.places, groups.num_places)
     inner = grouped.gated(rows_of_places, gate, up, groups.tiles, rows)
     outputs = grouped.project(inner, down, groups.tiles, rows)
     return narrow(groups.combine(outputs, weights), x.dtype)
 
 
-def _group(chosen: Int32[Array, "T k"], num_experts: int, tile_rows: int) -> Groups:
+def _group(routed: Routed, is_token: jax.Array | None, num_experts: int, tile_rows: int) -> Groups:
     sorting = module_of("mosaic", "experts").sorting
-    if not sorting.supports(len(chosen), num_experts):
-        return group(chosen, num_experts, tile_rows)
-    return sorting.group(_columns(chosen, num_experts), chosen.size, num_experts, tile_rows)
+    chosen, columns = routed.chosen, routed.columns
+    if columns is None or not sorting.supports(len(chosen), num_experts):
+        return group(_of_tokens(chosen, is_token, num_experts), num_experts, tile_rows)
+    tokens = _tokens(is_token, columns, len(chosen))
+    return sorting.group(columns.chosen, tokens, chosen.size, num_experts, tile_rows)
 
 
-def _columns(chosen: Int32[Array, "T k"], num_experts: int) -> Int32[Array, "k N"]:
-    """A column a token, and columns of none up to a multiple of 64."""
-    padding = ((0, 0), (0, -len(chosen) % 64))
-    return jnp.pad(chosen.T, padding, constant_values=num_experts)
+def _tokens(is_token: Bool[Array, " T"] | None, columns: Columns, rows: int) -> Int32[Array, " P"]:
+    """1 for columns of tokens, 0 for padding: one array for all layers of a step."""
+    ones = jnp.ones(rows, jnp.int32) if is_token is None else is_token.astype(jnp.int32)
+    return jnp.pad(ones, (0, columns.chosen.shape[1] - rows))
 
 
 def _of_tokens(

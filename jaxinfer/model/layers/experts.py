@@ -58,9 +58,9 @@ def expert_block(layer: Params, residual: ResidualStream, context: LayerContext)
     if context.axis is None:
         return mix_add(routed, norm, matrices, is_token=is_token, eps=eps, kernels=kernels)
     if "replicas" in mlp:
-        routed = routed._replace(chosen=_slots(routed.chosen, mlp["replicas"]))
+        routed = routed.renumbered(_slots(routed.chosen, mlp["replicas"]))
     share = mix(
-        routed._replace(chosen=_own(routed.chosen, len(matrices[0]), context.axis)),
+        routed.renumbered(_own(routed.chosen, len(matrices[0]), context.axis)),
         norm,
         matrices,
         is_token=is_token,

@@ -17,7 +17,7 @@ from jaxinfer.kernels.attention import op as attention
 from jaxinfer.kernels.attention.pages import Pages
 from jaxinfer.kernels.attention.shared_prefix import SharedPrefixes, rows_in_item
 from jaxinfer.kernels.experts.codes import QuantizedExperts
-from jaxinfer.kernels.experts.op import Routed, mix
+from jaxinfer.kernels.experts.op import Columns, Routed, mix
 from jaxinfer.kernels.implementations import module_of
 from jaxinfer.kernels.matmul.quantized import QuantizedLinear
 from jaxinfer.kernels.norms.xla import rms_norm
@@ -298,8 +298,8 @@ def _experts() -> Iterator[Launch]:
         return jnp.take_along_axis(chosen, order, axis=1).T, weights.T
 
     def chosen(logits: jax.Array) -> Any:
-        found, weights = choose.choose(logits, k, normalize=True)
-        return found, weights[:, : len(logits)]
+        found = choose.choose(logits, k, normalize=True)
+        return tuple(each[:, : len(logits)] for each in found)
 
     yield Launch("choice of 48 rows", chosen, expected, (_draw(3, 48, X),))
 
@@ -337,9 +337,10 @@ def _mixed(what: str, T: int, norm: jax.Array, matrices: Any, near: float) -> La
         return gate[0].rounded_inputs(rms_norm(_float32(x), _float32(norm), _EPS)).astype(x.dtype)
 
     def mixed(kernels: Kernels, x: jax.Array, logits: jax.Array, *matrices: Any) -> jax.Array:
-        chosen, weights = choose.choose(logits, k, normalize=True)
+        columns = Columns(*choose.choose(logits, k, normalize=True))
         hidden, rows = read(x, matrices[0]), len(x)
-        routed = Routed(x, hidden, chosen.T, weights[:, :rows].T, weights)
+        chosen, weights = (each[:, :rows].T for each in columns)
+        routed = Routed(x, hidden, chosen, weights, columns)
         is_token = jnp.arange(rows) % 3 != 1
         options: dict[str, Any] = {"is_token": is_token, "eps": _EPS, "kernels": kernels}
         return mix(routed, norm, matrices, **options, lacks_some=True)

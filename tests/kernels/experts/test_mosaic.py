@@ -102,7 +102,7 @@ def test_the_choice_is_that_of_top_k(T, experts, k, normalize):
     expected, wanted = jax.lax.top_k(jax.nn.softmax(logits.astype(jnp.float32), axis=-1), k)
     order = np.argsort(np.asarray(wanted), axis=1)
     wanted = np.take_along_axis(np.asarray(wanted), order, axis=1)
-    np.testing.assert_array_equal(np.asarray(found).T, wanted)
+    np.testing.assert_array_equal(np.asarray(found)[:, :T].T, wanted)
     expected = np.take_along_axis(np.asarray(expected), order, axis=1)
     if normalize:
         expected = expected / expected.sum(1, keepdims=True)

@@ -20,15 +20,22 @@ def choose(T, k, X, seed=0, padding=0.2):
     return jnp.asarray(chosen)
 
 
-def _padded(values, fill):
-    T = values.shape[0]
-    return jnp.pad(values.T, ((0, 0), (0, -T % sorting.ROWS)), constant_values=fill)
+def _columns(values):
+    """A column a token, and more of whatever: 5."""
+    return jnp.pad(values.T, ((0, 0), (0, -len(values) % sorting.ROWS)), constant_values=5)
+
+
+def _tokens(chosen, X):
+    """Rows that chose none are no tokens for the kernel, which is given other experts of them."""
+    is_token = jnp.any(chosen < X, axis=1)
+    given = jnp.where(is_token[:, None], chosen, 3)
+    return _columns(given), jnp.pad(is_token.astype(jnp.int32), (0, -len(chosen) % sorting.ROWS))
 
 
 def _check_groups(T, k, X, tile_rows):
     chosen = choose(T, k, X)
     expected = groups.group(chosen, X, tile_rows)
-    places, num_places, tiles = sorting.group(_padded(chosen, X), T * k, X, tile_rows)
+    places, num_places, tiles = sorting.group(*_tokens(chosen, X), T * k, X, tile_rows)
     assert num_places == expected.num_places
     np.testing.assert_array_equal(np.asarray(places[:, :T]), np.asarray(expected.places))
     assert np.all(np.asarray(places[:, T:]) == num_places)
@@ -43,7 +50,8 @@ def _check_list(T, k, X):
     weights = jax.random.uniform(jax.random.key(T), (T, k)).astype(jnp.bfloat16)
     weights = weights.astype(jnp.float32)
     expected = few_rows.list_experts(chosen, weights, X)
-    listed = sorting.list_experts(_padded(chosen, X), _padded(weights, 7.0), T, X)
+    columns, is_token = _tokens(chosen, X)
+    listed = sorting.list_experts(columns, _columns(weights), is_token, T, X)
     total = int(expected.total[0])
     assert int(listed.total[0]) == total
     np.testing.assert_array_equal(listed.experts[:total], expected.experts[:total])

@@ -20,7 +20,7 @@ from jaxinfer.kernels.mosaic.rows import load_global, row_layout, rows_at_once, 
 
 _COLUMNS = 32  # of a warp, one a thread
 _MOST_EXPERTS = 512
-_PADDED = 64  # columns of weights, as `sorting.py` reads them
+_PADDED = 64  # columns, as `sorting.py` reads them
 
 
 def supports(num_experts: int, num_chosen: int) -> bool:
@@ -30,10 +30,10 @@ def supports(num_experts: int, num_chosen: int) -> bool:
 
 def choose(
     logits: Float[Array, "T X"], num_chosen: int, *, normalize: bool
-) -> tuple[Int32[Array, "k T"], Float[Array, "k P"]]:
+) -> tuple[Int32[Array, "k P"], Float[Array, "k P"]]:
     """The experts of each token, ascending, and their weights; P is T rounded up to 64.
 
-    Columns of weights behind T hold anything. A token with a NaN has NaN for its weights.
+    Columns behind T hold anything. A token with a NaN has NaN for its weights.
 
     Args:
         logits: of the router; weights are rounded to their dtype, and float32.
@@ -50,7 +50,7 @@ def choose(
     return plgpu.kernel(
         functools.partial(_block, rows, num_chosen, normalize),
         out_type=(
-            jax.ShapeDtypeStruct((num_chosen, T), jnp.int32),
+            jax.ShapeDtypeStruct((num_chosen, padded), jnp.int32),
             jax.ShapeDtypeStruct((num_chosen, padded), jnp.float32),
         ),
         grid=(T // rows,),

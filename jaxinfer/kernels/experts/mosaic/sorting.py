@@ -1,13 +1,15 @@
 """Places for rows and lists of experts, for up to 64 tokens in one launch.
 
 XLA takes some ten launches for what `groups.group` and `few_rows.list_experts` say, each as long as
-these sums. Here one warpgroup does it on tensor cores: `C[token, expert]` says who chose whom, and
-products of ones with it count, of triangles of ones add up what comes before. All are whole numbers
-that bfloat16 holds, summed in float32.
+these sums. Here one warpgroup does it: `C[token, expert]` says who chose whom, and products of ones
+with it count on tensor cores, of triangles of ones add up what comes before. All are whole numbers
+that bfloat16 holds, summed in float32. What is said of experts alone is kept once, as a vector in
+shared memory: spread over all rows of a matrix it would take more registers than there are.
 """
 
 from __future__ import annotations
 
+import enum
 import functools
 from collections.abc import Callable
 from typing import Any
@@ -29,7 +31,7 @@ ROWS = 64
 
 _EXPERTS = (64, 128)
 _LAYOUT = plgpu.Layout.WGMMA
-_OF_ROWS = _LAYOUT.reduce(1)
+_OF_ROWS, _OF_COLUMNS = _LAYOUT.reduce(1), _LAYOUT.reduce(0)
 
 
 def supports(num_tokens: int, num_experts: int) -> bool:
@@ -37,14 +39,21 @@ def supports(num_tokens: int, num_experts: int) -> bool:
     return num_tokens <= ROWS and num_experts in _EXPERTS
 
 
-def group(chosen: Int32[Array, "k N"], num_slots: int, num_experts: int, tile_rows: int) -> Groups:
+def group(
+    chosen: Int32[Array, "k N"],
+    is_token: Int32[Array, " N"],
+    num_slots: int,
+    num_experts: int,
+    tile_rows: int,
+) -> Groups:
     """`groups.group` of up to 64 tokens.
 
     Args:
-        chosen: experts of each token, a column a token, padded to 64; `num_experts` is none.
+        chosen: experts of each token, a column a token, N of them 64; `num_experts` is none.
+        is_token: 0 for columns that chose none, whatever they hold.
         num_slots: experts that tokens can have chosen, at most.
         num_experts: X, 64 or 128.
-        tile_rows: places of a tile at most.
+        tile_rows: places of a tile at most, a power of two.
     """
     num_places, num_tiles = most(num_slots, num_experts, tile_rows)
     padded = -(-num_tiles // ROWS) * ROWS
@@ -52,40 +61,46 @@ def group(chosen: Int32[Array, "k N"], num_slots: int, num_experts: int, tile_ro
     places, *tiles = _launch(
         functools.partial(_group, tile_rows, num_places),
         (jax.ShapeDtypeStruct(chosen.shape, jnp.int32), _scalar(), tile, tile, tile),
-        num_experts,
         "group_rows",
-    )(chosen)
+        {
+            "c_smem": plgpu.SMEM((num_experts, ROWS), jnp.bfloat16, transforms=SWIZZLED),
+            "kept": plgpu.SMEM((len(_Kept), num_experts), jnp.float32),
+        },
+    )(chosen, is_token)
     return Groups(places, num_places, Tiles(*tiles))
 
 
 def list_experts(
     chosen: Int32[Array, "k N"],
     weights: Float[Array, "k N"],
+    is_token: Int32[Array, " N"],
     rows: int,
     num_experts: int,
 ) -> Listed:
-    """`few_rows.list_experts` of up to 16 tokens.
+    """`few_rows.list_experts` of up to 16 tokens; the list's length is a multiple of 64.
 
     Args:
-        chosen: experts of each token, a column a token, padded to 64; `num_experts` is none.
+        chosen: experts of each token, a column a token, N of them 64; `num_experts` is none.
         weights: theirs, float32, of values that bfloat16 holds.
-        rows: tokens that are no padding, at most 16.
+        is_token: 0 for columns that chose none, whatever they hold.
+        rows: columns that may be tokens, at most 16.
         num_experts: X, 64 or 128.
     """
     slots, columns = min(rows * chosen.shape[0], num_experts), -(-rows // 8) * 8
     padded = -(-slots // ROWS) * ROWS
-    total, experts, table = _launch(
+    by_token = plgpu.SMEM((ROWS, num_experts), jnp.bfloat16, transforms=SWIZZLED)
+    after = plgpu.SMEM((num_experts, num_experts), jnp.bfloat16, transforms=SWIZZLED)
+    listed = _launch(
         _list,
         (
             _scalar(),
             jax.ShapeDtypeStruct((padded,), jnp.int32),
             jax.ShapeDtypeStruct((padded, columns), jnp.float32),
         ),
-        num_experts,
         "list_experts",
-        {"w_smem": plgpu.SMEM((ROWS, num_experts), jnp.bfloat16, transforms=SWIZZLED)},
-    )(chosen, weights)
-    return Listed(total, experts[:slots], table[:slots])
+        {"c_smem": by_token, "u_smem": after, "w_smem": by_token},
+    )(chosen, weights, is_token)
+    return Listed(*listed)
 
 
 def _scalar() -> jax.ShapeDtypeStruct:
@@ -96,58 +111,120 @@ def _scalar() -> jax.ShapeDtypeStruct:
 def _launch(
     block: Callable[..., None],
     out: tuple[jax.ShapeDtypeStruct, ...],
-    num_experts: int,
     name: str,
-    more: dict[str, Any] | None = None,
+    scratch: dict[str, Any],
 ) -> Callable[..., Any]:
     return plgpu.kernel(
         block,
         out_type=out,
-        scratch_types={
-            "c_smem": plgpu.SMEM((ROWS, num_experts), jnp.bfloat16, transforms=SWIZZLED),
-            "u_smem": plgpu.SMEM((num_experts, num_experts), jnp.bfloat16, transforms=SWIZZLED),
-            **(more or {}),
-        },
+        scratch_types=scratch,
         # All that one thread writes and another reads is committed in between.
         compiler_params=plgpu.CompilerParams(unsafe_no_auto_barriers=True),
         kernel_name=name,
     )
 
 
-def _group(tile_rows, num_places, chosen, places, total, experts, firsts, ends, *, c_smem, u_smem):
-    _keep_choice(chosen, c_smem, u_smem)
-    X = c_smem.shape[1]
-    sizes = _up(_product(_ones(), c_smem, X), ALIGNMENT)
-    starts = _before(sizes, u_smem)
-    place = starts + _product(_triangle(), c_smem, X)
+class _Kept(enum.IntEnum):
+    """Vectors of a number for each expert, in shared memory.
+
+    Attributes:
+        SIZE: its places.
+        START: the first of them.
+        TILES: how many tiles it has.
+        FIRST: the number of its first tile.
+        END: the number behind its last tile.
+        OFFSET: its first place less those of all tiles before its first.
+        STOP: the place behind its last.
+    """
+
+    SIZE = 0
+    START = 1
+    TILES = 2
+    FIRST = 3
+    END = 4
+    OFFSET = 5
+    STOP = 6
+
+
+def _group(
+    tile_rows, num_places, chosen, is_token, places, total, experts, firsts, ends, *, c_smem, kept
+):
+    X = c_smem.shape[0]
+    _keep_sizes(tile_rows, chosen, is_token, c_smem, kept)
+    _keep_starts(tile_rows, kept)
+    start = _spread_columns(_of_experts(kept, _Kept.START))
+    place = start + _product(_triangle(), c_smem.transpose((1, 0)), X)
     for j in range(chosen.shape[0]):
-        expert = _load(chosen.at[j, pl.ds(0, ROWS)])
+        expert = _experts_of(chosen, is_token, j, X, _OF_ROWS)
         found = jnp.where(_spread(expert, X) == _numbers(X), place, jnp.zeros_like(place))
         found = found.sum(axis=1).astype(jnp.int32)
         found = jnp.where(expert < X, found, jnp.full_like(found, num_places))
         store_anyhow(places.at[j, pl.ds(0, ROWS)], found)
-    in_tiles = _up(sizes, tile_rows) / tile_rows
-    first_tile = _before(in_tiles, u_smem)
-    end_tile = first_tile + in_tiles
-    store_anyhow(total, end_tile.max(axis=1).astype(jnp.int32))
+    first, end = (_of_experts(kept, each) for each in (_Kept.FIRST, _Kept.END))
+    store_anyhow(total, _spread_columns(end).max(axis=1).astype(jnp.int32))
+    offset, stop = (_of_experts(kept, each) for each in (_Kept.OFFSET, _Kept.STOP))
     for n in range(experts.shape[0] // ROWS):
         number = _rows(X).astype(jnp.float32) + n * ROWS
-        is_own = (first_tile <= number) & (number < end_tile)
-        first = starts + (number - first_tile) * tile_rows
-        end = jnp.minimum(first + tile_rows, starts + sizes)
+        is_own = (_spread_columns(first) <= number) & (number < _spread_columns(end))
+
+        def own(values, is_own=is_own):
+            return jnp.where(is_own, values, jnp.zeros_like(values)).sum(axis=1)
+
         tiles = pl.ds(n * ROWS, ROWS)
-        store_anyhow(experts.at[tiles], _select(is_own, _numbers(X).astype(jnp.float32)))
-        store_anyhow(firsts.at[tiles], _select(is_own, first / ALIGNMENT))
-        store_anyhow(ends.at[tiles], _select(is_own, end / ALIGNMENT))
+        begin = own(_spread_columns(offset) + number * tile_rows)
+        behind = jnp.minimum(begin + tile_rows, own(_spread_columns(stop)))
+        store_anyhow(experts.at[tiles], own(_numbers(X).astype(jnp.float32)).astype(jnp.int32))
+        store_anyhow(firsts.at[tiles], (begin * (1 / ALIGNMENT)).astype(jnp.int32))
+        store_anyhow(ends.at[tiles], (behind * (1 / ALIGNMENT)).astype(jnp.int32))
 
 
-def _list(chosen, weights, total, experts, table, *, c_smem, u_smem, w_smem):
-    _keep_choice(chosen, c_smem, u_smem)
+def _keep_sizes(tile_rows: int, chosen: Ref, is_token: Ref, c_smem: Ref, kept: Ref) -> None:
+    """Who chose each expert, and how many places and tiles it has, in shared memory."""
+    X = c_smem.shape[0]
+    for n in range(X // ROWS):
+        own, number = pl.ds(n * ROWS, ROWS), _rows(ROWS) + n * ROWS
+        choice = _zeros(ROWS)
+        for j in range(chosen.shape[0]):
+            expert = _spread_columns(_experts_of(chosen, is_token, j, X, _OF_COLUMNS))
+            choice = jnp.where(expert == number, jnp.ones_like(choice), choice)
+        size = _up(choice.sum(axis=1), ALIGNMENT)
+        store_anyhow(c_smem.at[own], choice.astype(jnp.bfloat16))
+        store_anyhow(kept.at[_Kept.SIZE, own], size)
+        store_anyhow(kept.at[_Kept.TILES, own], _up(size, tile_rows) * (1 / tile_rows))
+    plgpu.commit_smem()
+
+
+def _keep_starts(tile_rows: int, kept: Ref) -> None:
+    """Where each expert's places and tiles begin and end, in shared memory."""
+    X = kept.shape[1]
+    sizes, tiles = (_of_experts(kept, each) for each in (_Kept.SIZE, _Kept.TILES))
+    for n in range(X // ROWS):
+        own = pl.ds(n * ROWS, ROWS)
+        is_before = _numbers(X) < _rows(X) + n * ROWS
+
+        def before(values, is_before=is_before):
+            values = _spread_columns(values)
+            return jnp.where(is_before, values, jnp.zeros_like(values)).sum(axis=1)
+
+        def of_own(which, own=own):
+            return plgpu.load(kept.at[which, own], layout=_OF_ROWS, optimized=False)
+
+        start, first = before(sizes), before(tiles)
+        store_anyhow(kept.at[_Kept.START, own], start)
+        store_anyhow(kept.at[_Kept.STOP, own], start + of_own(_Kept.SIZE))
+        store_anyhow(kept.at[_Kept.FIRST, own], first)
+        store_anyhow(kept.at[_Kept.END, own], first + of_own(_Kept.TILES))
+        store_anyhow(kept.at[_Kept.OFFSET, own], start - first * tile_rows)
+    plgpu.commit_smem()
+
+
+def _list(chosen, weights, is_token, total, experts, table, *, c_smem, u_smem, w_smem):
+    _keep_choice(chosen, is_token, c_smem, u_smem)
     X, columns = c_smem.shape[1], table.shape[1]
     of_rows = _zeros(X)
     for j in range(chosen.shape[0]):
         weight = _spread(_load(weights.at[j, pl.ds(0, ROWS)]), X)
-        is_it = _spread(_load(chosen.at[j, pl.ds(0, ROWS)]), X) == _numbers(X)
+        is_it = _spread(_experts_of(chosen, is_token, j, X, _OF_ROWS), X) == _numbers(X)
         of_rows = jnp.where(is_it, weight, of_rows)
     store_anyhow(w_smem, of_rows.astype(jnp.bfloat16))
     plgpu.commit_smem()
@@ -165,12 +242,12 @@ def _list(chosen, weights, total, experts, table, *, c_smem, u_smem, w_smem):
         store_anyhow(table.at[slots, :], of_slots)
 
 
-def _keep_choice(chosen: Ref, c_smem: Ref, u_smem: Ref) -> None:
+def _keep_choice(chosen: Ref, is_token: Ref, c_smem: Ref, u_smem: Ref) -> None:
     """Who chose whom, and for each expert those that come after it, in shared memory."""
     X = c_smem.shape[1]
     choice = _zeros(X)
     for j in range(chosen.shape[0]):
-        is_it = _spread(_load(chosen.at[j, pl.ds(0, ROWS)]), X) == _numbers(X)
+        is_it = _spread(_experts_of(chosen, is_token, j, X, _OF_ROWS), X) == _numbers(X)
         choice = jnp.where(is_it, jnp.ones_like(choice), choice)
     store_anyhow(c_smem, choice.astype(jnp.bfloat16))
     for n in range(X // ROWS):
@@ -196,8 +273,8 @@ def _before(values: jax.Array, u_smem: Ref) -> jax.Array:
 
 
 def _up(values: jax.Array, multiple: int) -> jax.Array:
-    """The multiple that is not less, of whole numbers."""
-    whole = (values.astype(jnp.int32) + (multiple - 1)) // multiple
+    """The multiple of a power of two that is not less, of whole numbers."""
+    whole = ((values + (multiple - 1)) * (1 / multiple)).astype(jnp.int32)
     return whole.astype(jnp.float32) * multiple
 
 
@@ -206,12 +283,28 @@ def _select(is_own: jax.Array, values: jax.Array) -> jax.Array:
     return jnp.where(is_own, values, jnp.zeros_like(values)).sum(axis=1).astype(jnp.int32)
 
 
+def _experts_of(chosen: Ref, is_token: Ref, j: int, X: int, layout: Any) -> jax.Array:
+    """The tokens' j-th experts; X, none, of what is no token."""
+    tokens = pl.ds(0, ROWS)
+    expert = plgpu.load(chosen.at[j, tokens], layout=layout, optimized=False)
+    is_one = plgpu.load(is_token.at[tokens], layout=layout, optimized=False)
+    return jnp.where(is_one > 0, expert, jnp.full_like(expert, X))
+
+
+def _of_experts(kept: Ref, which: _Kept) -> jax.Array:
+    return plgpu.load(kept.at[which], layout=_OF_COLUMNS, optimized=False)
+
+
 def _load(ref: Ref) -> jax.Array:
     return plgpu.load(ref, layout=_OF_ROWS, optimized=False)
 
 
 def _spread(of_rows: jax.Array, columns: int) -> jax.Array:
     return lax.broadcast_in_dim(of_rows, (ROWS, columns), [0])
+
+
+def _spread_columns(of_columns: jax.Array) -> jax.Array:
+    return lax.broadcast_in_dim(of_columns, (ROWS, *of_columns.shape), [1])
 
 
 def _numbers(columns: int) -> jax.Array:

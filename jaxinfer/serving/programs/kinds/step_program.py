@@ -14,8 +14,8 @@ from jaxinfer.serving.programs.programs import WHOLE, Program, Programs
 # most of their compile time.
 HEAD_OPTIONS: Mapping[str, Any] = MappingProxyType({"xla_gpu_enable_triton_gemm": False})
 
-# XLA's option for programs whose arguments or temporaries move between launches: CUDA graphs of them
-# would be updated at each launch, which takes longer than launching the kernels one by one.
+# XLA's option for programs whose arguments or temporaries move between launches: a CUDA graph would
+# be updated at each launch, which takes longer than launching its kernels one by one.
 WITHOUT_GRAPH: Mapping[str, Any] = MappingProxyType({"xla_gpu_graph_min_graph_size": 1 << 20})
 
 
