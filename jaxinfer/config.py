@@ -29,7 +29,7 @@ _MAX_SEQS = 1 << 16
 _MAX_CACHE_TOKENS = (1 << 31) - 1
 _FEWEST_STAGED_TOKENS = 2048
 _SHORT_STEP_CPU_BYTES = 64 << 20
-_SHORT_STEP_GPU_BYTES = 4 << 30
+_SHORT_LAYER_GPU_BYTES = 150 << 20
 _RANGES: Mapping[str, tuple[float, float]] = {
     "seed": (0, 2**63 - 1),
     "max_model_len": (1, _MAX_LENGTH),
@@ -196,7 +196,8 @@ class EngineConfig:
         num_decode_steps: decode steps of one launch while no request waits and at most 8 sequences
             run that need nothing but temperature, `min_p`, `top_k` and `top_p`: a launch costs the
             host as much as several steps of a small model take the device. None is 8, or 4 with
-            `online`, for weights of up to 4 GiB a device (64 MiB on a CPU), and 1 for larger ones.
+            `online`, where one sequence reads up to 150 MiB of weights for each layer (64 MiB in
+            all on a CPU), as of Qwen3-1.7B and 30B-A3B on one GPU; else 1.
         speculative_config: drafts of the tokens to come, verified several at a time: a
             `SpeculativeConfig`, or a dictionary of its fields such as {"method": "ngram"} or
             {"method": "dflash", "model": "DIRECTORY"}. None drafts nothing.
@@ -494,15 +495,22 @@ class EngineConfig:
             on_gpu = max(on_gpu // self.pipeline_parallel_size, _FEWEST_STAGED_TOKENS)
         return max(2048 if platform == "cpu" else on_gpu, self.max_num_seqs)
 
-    def decode_steps(self, platform: str, weight_bytes: int) -> int:
-        """Decode steps of a launch of few rows, for weights of this size a device."""
+    def decode_steps(self, platform: str, read_bytes: int, num_layers: int) -> int:
+        """Decode steps of a launch of few rows.
+
+        Args:
+            platform: "cpu" or "gpu".
+            read_bytes: weights of a device that a step of one row reads.
+            num_layers: of the model; a launch on a GPU takes the host longer for each.
+        """
         if self.num_decode_steps is not None:
             return self.num_decode_steps
         if self.eager:  # a step is what a debugger follows
             return 1
         # Steps of larger weights hide a launch, and several of them would let a stream stutter.
-        most = _SHORT_STEP_CPU_BYTES if platform == "cpu" else _SHORT_STEP_GPU_BYTES
-        if weight_bytes > most:
+        is_cpu = platform == "cpu"
+        most = _SHORT_STEP_CPU_BYTES if is_cpu else _SHORT_LAYER_GPU_BYTES * num_layers
+        if read_bytes > most:
             return 1
         return 4 if self.online else 8
 

@@ -10,6 +10,8 @@ import jax
 import psutil
 
 from jaxinfer.errors import CapacityError
+from jaxinfer.model.experts import Experts
+from jaxinfer.model.projections import EXPERTS
 from jaxinfer.planning.blocks import engine_bytes
 from jaxinfer.serving.compile.program_bytes import program_bytes
 
@@ -77,6 +79,17 @@ def bytes_per_device(params: Any) -> int:
         math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize
         for leaf in jax.tree.leaves(params)
     )
+
+
+def bytes_read_by_a_row(params: Any, experts: Experts | None) -> int:
+    """Bytes of such a tree that a decode step of one row reads on a device: not all experts."""
+    read = bytes_per_device(params)
+    if experts is not None:
+        leaves = jax.tree.leaves_with_path(params)
+        stacked = [leaf for path, leaf in leaves if jax.tree_util.DictKey(EXPERTS) in path]
+        unread = 1 - experts.experts_per_token / experts.num_experts
+        read -= int(bytes_per_device(stacked) * unread)
+    return read
 
 
 def step_bytes(programs: Sequence[jax.stages.Compiled]) -> int:

@@ -161,7 +161,11 @@ def plan_engine(
         platform=device.platform,
         num_decode_steps=1
         if num_stages(mesh) > 1
-        else engine_config.decode_steps(device.platform, weight_bytes),
+        else engine_config.decode_steps(
+            device.platform,
+            memory.bytes_read_by_a_row(params, model_config.experts),
+            model_config.num_hidden_layers,
+        ),
         weight_bytes=weight_bytes,
         rows_in_item=_rows_in_item(programs),
         drafter=_drafter(context, engine_config, draft_head),

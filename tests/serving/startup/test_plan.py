@@ -94,6 +94,21 @@ def test_buckets_are_chosen_for_the_weights_of_a_device(monkeypatch):
     assert given["weight_bytes"] == memory.bytes_per_device(params) > 0
 
 
+@pytest.mark.parametrize(
+    ("shape", "num_steps"), [("0.6b", 8), ("1.7b", 8), ("4b", 1), ("8b", 1), ("30b-a3b", 8)]
+)
+def test_few_rows_have_several_steps_where_a_step_is_as_short_as_its_launch(shape, num_steps):
+    config = shape_config(shape)
+    params = abstract_params(config, jnp.bfloat16, make_mesh(1), ShardingRules())
+    read = memory.bytes_read_by_a_row(params, config.experts)
+    assert EngineConfig().decode_steps("gpu", read, config.num_hidden_layers) == num_steps
+    assert EngineConfig(online=True).decode_steps("gpu", read, config.num_hidden_layers) in (1, 4)
+    assert EngineConfig().decode_steps("cpu", read, config.num_hidden_layers) == 1
+    if config.experts is not None:
+        of_experts = (read - memory.bytes_per_device(params)) / memory.bytes_per_device(params)
+        assert -0.95 < of_experts < -0.85  # 8 of 128 experts, and all that is not an expert's
+
+
 def test_automatic_sizing_ends_where_kernels_do(monkeypatch):
     most = most_pages(256, CONFIG.num_key_value_heads)
     assert _plan(monkeypatch, most - 1).report.num_kv_blocks == most - 1

@@ -4,7 +4,8 @@ XLA takes some ten launches for what `groups.group` and `few_rows.list_experts` 
 these sums. Here one warpgroup does it: `C[token, expert]` says who chose whom, and products of ones
 with it count on tensor cores, of triangles of ones add up what comes before. All are whole numbers
 that bfloat16 holds, summed in float32. What is said of experts alone is kept once, as a vector in
-shared memory: spread over all rows of a matrix it would take more registers than there are.
+shared memory: spread over all rows of a matrix it would take more registers than there are. What
+is done for many is a loop: an instruction that runs once costs its reading, 1.6 ns.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from jaxtyping import Array, Float, Int32
 
 from jaxinfer.kernels.experts.groups import ALIGNMENT, Groups, Tiles, most
 from jaxinfer.kernels.experts.mosaic.few_rows import Listed
-from jaxinfer.kernels.mosaic.pages import SWIZZLED, Ref
+from jaxinfer.kernels.mosaic.pages import SWIZZLED, Ref, Scalar
 from jaxinfer.kernels.mosaic.rows import store_anyhow
 
 ROWS = 64
@@ -63,6 +64,7 @@ def group(
         (jax.ShapeDtypeStruct(chosen.shape, jnp.int32), _scalar(), tile, tile, tile),
         "group_rows",
         {
+            "e_smem": plgpu.SMEM(chosen.shape, jnp.int32),
             "c_smem": plgpu.SMEM((num_experts, ROWS), jnp.bfloat16, transforms=SWIZZLED),
             "kept": plgpu.SMEM((len(_Kept), num_experts), jnp.float32),
         },
@@ -98,7 +100,13 @@ def list_experts(
             jax.ShapeDtypeStruct((padded, columns), jnp.float32),
         ),
         "list_experts",
-        {"c_smem": by_token, "u_smem": after, "w_smem": by_token},
+        {
+            "e_smem": plgpu.SMEM(chosen.shape, jnp.int32),
+            "v_smem": plgpu.SMEM(weights.shape, jnp.float32),
+            "c_smem": by_token,
+            "u_smem": after,
+            "w_smem": by_token,
+        },
     )(chosen, weights, is_token)
     return Listed(*listed)
 
@@ -146,47 +154,63 @@ class _Kept(enum.IntEnum):
     STOP = 6
 
 
-def _group(
-    tile_rows, num_places, chosen, is_token, places, total, experts, firsts, ends, *, c_smem, kept
-):
+def _group(tile_rows, num_places, chosen, is_token, places, total, experts, firsts, ends, *,
+           e_smem, c_smem, kept):  # fmt: skip
     X = c_smem.shape[0]
-    _keep_sizes(tile_rows, chosen, is_token, c_smem, kept)
+    _keep_experts(chosen, is_token, e_smem, X)
+    _keep_sizes(tile_rows, e_smem, c_smem, kept)
     _keep_starts(tile_rows, kept)
-    start = _spread_columns(_of_experts(kept, _Kept.START))
+    start = _columnwise(_of_experts(kept, _Kept.START))
     place = start + _product(_triangle(), c_smem.transpose((1, 0)), X)
-    for j in range(chosen.shape[0]):
-        expert = _experts_of(chosen, is_token, j, X, _OF_ROWS)
-        found = jnp.where(_spread(expert, X) == _numbers(X), place, jnp.zeros_like(place))
-        found = found.sum(axis=1).astype(jnp.int32)
+
+    def write_places(j: Scalar, _: None) -> None:
+        expert = _load(e_smem.at[j], _OF_ROWS)
+        found = _sum_where(_rowwise(expert, X) == _numbers(X), place).astype(jnp.int32)
         found = jnp.where(expert < X, found, jnp.full_like(found, num_places))
         store_anyhow(places.at[j, pl.ds(0, ROWS)], found)
-    first, end = (_of_experts(kept, each) for each in (_Kept.FIRST, _Kept.END))
-    store_anyhow(total, _spread_columns(end).max(axis=1).astype(jnp.int32))
-    offset, stop = (_of_experts(kept, each) for each in (_Kept.OFFSET, _Kept.STOP))
-    for n in range(experts.shape[0] // ROWS):
-        number = _rows(X).astype(jnp.float32) + n * ROWS
-        is_own = (_spread_columns(first) <= number) & (number < _spread_columns(end))
 
-        def own(values, is_own=is_own):
-            return jnp.where(is_own, values, jnp.zeros_like(values)).sum(axis=1)
+    lax.fori_loop(0, chosen.shape[0], write_places, None)
+    store_anyhow(total, _columnwise(_of_experts(kept, _Kept.END)).max(axis=1).astype(jnp.int32))
 
+    def write_tiles(n: Scalar, _: None) -> None:
+        first, end, offset, stop = (
+            _columnwise(_of_experts(kept, each))
+            for each in (_Kept.FIRST, _Kept.END, _Kept.OFFSET, _Kept.STOP)
+        )
+        number = (_rows(X) + n * ROWS).astype(jnp.float32)
+        is_own = (first <= number) & (number < end)
+        begin = _sum_where(is_own, offset + number * tile_rows)
+        behind = jnp.minimum(begin + tile_rows, _sum_where(is_own, stop))
+        expert = _sum_where(is_own, _numbers(X).astype(jnp.float32))
         tiles = pl.ds(n * ROWS, ROWS)
-        begin = own(_spread_columns(offset) + number * tile_rows)
-        behind = jnp.minimum(begin + tile_rows, own(_spread_columns(stop)))
-        store_anyhow(experts.at[tiles], own(_numbers(X).astype(jnp.float32)).astype(jnp.int32))
+        store_anyhow(experts.at[tiles], expert.astype(jnp.int32))
         store_anyhow(firsts.at[tiles], (begin * (1 / ALIGNMENT)).astype(jnp.int32))
         store_anyhow(ends.at[tiles], (behind * (1 / ALIGNMENT)).astype(jnp.int32))
 
+    lax.fori_loop(0, experts.shape[0] // ROWS, write_tiles, None)
 
-def _keep_sizes(tile_rows: int, chosen: Ref, is_token: Ref, c_smem: Ref, kept: Ref) -> None:
+
+def _keep_experts(chosen: Ref, is_token: Ref, e_smem: Ref, X: int) -> None:
+    """The experts of tokens in shared memory, and X, none, of padding."""
+    is_one = _load(is_token.at[pl.ds(0, ROWS)], _OF_ROWS) > 0
+    # All are asked for before the first is needed.
+    given = [_load(chosen.at[j, pl.ds(0, ROWS)], _OF_ROWS) for j in range(chosen.shape[0])]
+    for j, expert in enumerate(given):
+        store_anyhow(e_smem.at[j], jnp.where(is_one, expert, jnp.full_like(expert, X)))
+    plgpu.commit_smem()
+
+
+def _keep_sizes(tile_rows: int, e_smem: Ref, c_smem: Ref, kept: Ref) -> None:
     """Who chose each expert, and how many places and tiles it has, in shared memory."""
     X = c_smem.shape[0]
     for n in range(X // ROWS):
         own, number = pl.ds(n * ROWS, ROWS), _rows(ROWS) + n * ROWS
-        choice = _zeros(ROWS)
-        for j in range(chosen.shape[0]):
-            expert = _spread_columns(_experts_of(chosen, is_token, j, X, _OF_COLUMNS))
-            choice = jnp.where(expert == number, jnp.ones_like(choice), choice)
+
+        def add(j: Scalar, choice: jax.Array, number=number) -> jax.Array:
+            expert = _columnwise(_load(e_smem.at[j], _OF_COLUMNS))
+            return jnp.where(expert == number, jnp.ones_like(choice), choice)
+
+        choice = lax.fori_loop(0, e_smem.shape[0], add, _zeros(ROWS))
         size = _up(choice.sum(axis=1), ALIGNMENT)
         store_anyhow(c_smem.at[own], choice.astype(jnp.bfloat16))
         store_anyhow(kept.at[_Kept.SIZE, own], size)
@@ -197,64 +221,63 @@ def _keep_sizes(tile_rows: int, chosen: Ref, is_token: Ref, c_smem: Ref, kept: R
 def _keep_starts(tile_rows: int, kept: Ref) -> None:
     """Where each expert's places and tiles begin and end, in shared memory."""
     X = kept.shape[1]
-    sizes, tiles = (_of_experts(kept, each) for each in (_Kept.SIZE, _Kept.TILES))
-    for n in range(X // ROWS):
+
+    def keep(n: Scalar, _: None) -> None:
         own = pl.ds(n * ROWS, ROWS)
         is_before = _numbers(X) < _rows(X) + n * ROWS
 
-        def before(values, is_before=is_before):
-            values = _spread_columns(values)
-            return jnp.where(is_before, values, jnp.zeros_like(values)).sum(axis=1)
+        def before_and_own(which: _Kept) -> tuple[jax.Array, jax.Array]:
+            before = _sum_where(is_before, _columnwise(_of_experts(kept, which)))
+            return before, _load(kept.at[which, own], _OF_ROWS)
 
-        def of_own(which, own=own):
-            return plgpu.load(kept.at[which, own], layout=_OF_ROWS, optimized=False)
-
-        start, first = before(sizes), before(tiles)
+        start, size = before_and_own(_Kept.SIZE)
+        first, tiles = before_and_own(_Kept.TILES)
         store_anyhow(kept.at[_Kept.START, own], start)
-        store_anyhow(kept.at[_Kept.STOP, own], start + of_own(_Kept.SIZE))
+        store_anyhow(kept.at[_Kept.STOP, own], start + size)
         store_anyhow(kept.at[_Kept.FIRST, own], first)
-        store_anyhow(kept.at[_Kept.END, own], first + of_own(_Kept.TILES))
+        store_anyhow(kept.at[_Kept.END, own], first + tiles)
         store_anyhow(kept.at[_Kept.OFFSET, own], start - first * tile_rows)
+
+    lax.fori_loop(0, X // ROWS, keep, None)
     plgpu.commit_smem()
 
 
-def _list(chosen, weights, is_token, total, experts, table, *, c_smem, u_smem, w_smem):
-    _keep_choice(chosen, is_token, c_smem, u_smem)
+def _list(chosen, weights, is_token, total, experts, table, *, e_smem, v_smem, c_smem, u_smem,
+          w_smem):  # fmt: skip
     X, columns = c_smem.shape[1], table.shape[1]
-    of_rows = _zeros(X)
-    for j in range(chosen.shape[0]):
-        weight = _spread(_load(weights.at[j, pl.ds(0, ROWS)]), X)
-        is_it = _spread(_experts_of(chosen, is_token, j, X, _OF_ROWS), X) == _numbers(X)
-        of_rows = jnp.where(is_it, weight, of_rows)
-    store_anyhow(w_smem, of_rows.astype(jnp.bfloat16))
-    plgpu.commit_smem()
-    counts = _product(_ones(), c_smem, X)
-    is_listed = jnp.minimum(counts, jnp.ones_like(counts))
-    place = _before(is_listed, u_smem)
-    store_anyhow(total, is_listed.sum(axis=1).astype(jnp.int32))
-    for n in range(experts.shape[0] // ROWS):
-        number = _rows(X).astype(jnp.float32) + n * ROWS
-        is_it = (place == number) & (is_listed > 0)
-        slots = pl.ds(n * ROWS, ROWS)
-        store_anyhow(experts.at[slots], _select(is_it, _numbers(X).astype(jnp.float32)))
-        one = jnp.where(is_it, jnp.ones_like(place), jnp.zeros_like(place)).astype(jnp.bfloat16)
-        of_slots = _product(one, w_smem.at[pl.ds(0, columns)].transpose((1, 0)), columns)
-        store_anyhow(table.at[slots, :], of_slots)
+    given = [_load(weights.at[j, pl.ds(0, ROWS)], _OF_ROWS) for j in range(chosen.shape[0])]
+    for j, weight in enumerate(given):
+        store_anyhow(v_smem.at[j], weight)
+    _keep_experts(chosen, is_token, e_smem, X)
 
-
-def _keep_choice(chosen: Ref, is_token: Ref, c_smem: Ref, u_smem: Ref) -> None:
-    """Who chose whom, and for each expert those that come after it, in shared memory."""
-    X = c_smem.shape[1]
-    choice = _zeros(X)
-    for j in range(chosen.shape[0]):
-        is_it = _spread(_experts_of(chosen, is_token, j, X, _OF_ROWS), X) == _numbers(X)
+    def add(j: Scalar, so_far: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        is_it = _rowwise(_load(e_smem.at[j], _OF_ROWS), X) == _numbers(X)
+        weight = _rowwise(_load(v_smem.at[j], _OF_ROWS), X)
+        choice, of_rows = so_far
         choice = jnp.where(is_it, jnp.ones_like(choice), choice)
+        return choice, jnp.where(is_it, weight, of_rows)
+
+    choice, of_rows = lax.fori_loop(0, chosen.shape[0], add, (_zeros(X), _zeros(X)))
     store_anyhow(c_smem, choice.astype(jnp.bfloat16))
+    store_anyhow(w_smem, of_rows.astype(jnp.bfloat16))
     for n in range(X // ROWS):
         is_after = _rows(X) + n * ROWS < _numbers(X)
         after = jnp.where(is_after, jnp.ones_like(_zeros(X)), _zeros(X))
         store_anyhow(u_smem.at[pl.ds(n * ROWS, ROWS)], after.astype(jnp.bfloat16))
     plgpu.commit_smem()
+    counts = _product(_ones(), c_smem, X)
+    is_listed = jnp.minimum(counts, jnp.ones_like(counts))
+    place = _product(is_listed.astype(jnp.bfloat16), u_smem, X)
+    store_anyhow(total, is_listed.sum(axis=1).astype(jnp.int32))
+    for n in range(experts.shape[0] // ROWS):
+        number = _rows(X).astype(jnp.float32) + n * ROWS
+        is_it = (place == number) & (is_listed > 0)
+        slots = pl.ds(n * ROWS, ROWS)
+        expert = _sum_where(is_it, _numbers(X).astype(jnp.float32))
+        store_anyhow(experts.at[slots], expert.astype(jnp.int32))
+        one = jnp.where(is_it, jnp.ones_like(place), jnp.zeros_like(place)).astype(jnp.bfloat16)
+        of_slots = _product(one, w_smem.at[pl.ds(0, columns)].transpose((1, 0)), columns)
+        store_anyhow(table.at[slots, :], of_slots)
 
 
 def _product(first: jax.Array, second: Any, columns: int) -> jax.Array:
@@ -267,43 +290,30 @@ def _product(first: jax.Array, second: Any, columns: int) -> jax.Array:
     return pl.run_scoped(multiply, plgpu.ACC((ROWS, columns), jnp.float32))
 
 
-def _before(values: jax.Array, u_smem: Ref) -> jax.Array:
-    """In each column the sum of those before it; of values that bfloat16 holds."""
-    return _product(values.astype(jnp.bfloat16), u_smem, values.shape[1])
-
-
 def _up(values: jax.Array, multiple: int) -> jax.Array:
     """The multiple of a power of two that is not less, of whole numbers."""
     whole = ((values + (multiple - 1)) * (1 / multiple)).astype(jnp.int32)
     return whole.astype(jnp.float32) * multiple
 
 
-def _select(is_own: jax.Array, values: jax.Array) -> jax.Array:
-    """The one value of each row that is its own."""
-    return jnp.where(is_own, values, jnp.zeros_like(values)).sum(axis=1).astype(jnp.int32)
-
-
-def _experts_of(chosen: Ref, is_token: Ref, j: int, X: int, layout: Any) -> jax.Array:
-    """The tokens' j-th experts; X, none, of what is no token."""
-    tokens = pl.ds(0, ROWS)
-    expert = plgpu.load(chosen.at[j, tokens], layout=layout, optimized=False)
-    is_one = plgpu.load(is_token.at[tokens], layout=layout, optimized=False)
-    return jnp.where(is_one > 0, expert, jnp.full_like(expert, X))
+def _sum_where(is_it: jax.Array, values: jax.Array) -> jax.Array:
+    """The sum of some values of each row."""
+    return jnp.where(is_it, values, jnp.zeros_like(values)).sum(axis=1)
 
 
 def _of_experts(kept: Ref, which: _Kept) -> jax.Array:
-    return plgpu.load(kept.at[which], layout=_OF_COLUMNS, optimized=False)
+    return _load(kept.at[which], _OF_COLUMNS)
 
 
-def _load(ref: Ref) -> jax.Array:
-    return plgpu.load(ref, layout=_OF_ROWS, optimized=False)
+def _load(ref: Ref, layout: Any) -> jax.Array:
+    return plgpu.load(ref, layout=layout, optimized=False)
 
 
-def _spread(of_rows: jax.Array, columns: int) -> jax.Array:
+def _rowwise(of_rows: jax.Array, columns: int) -> jax.Array:
     return lax.broadcast_in_dim(of_rows, (ROWS, columns), [0])
 
 
-def _spread_columns(of_columns: jax.Array) -> jax.Array:
+def _columnwise(of_columns: jax.Array) -> jax.Array:
     return lax.broadcast_in_dim(of_columns, (ROWS, *of_columns.shape), [1])
 
 

@@ -23,7 +23,7 @@ _STREAMING = 66  # multiprocessors that can ask for all that the memory gives
 _STREAMING_WHOLE = 64  # where each asks for its whole slice at once
 _RING_BYTES = 128 * 1024  # of weights that a block has in flight, at most
 _LEAST_RING_BYTES = 64 * 1024
-_FLIGHT_BYTES = 13 * 2**20  # that blocks have in flight together: more made them slower
+FLIGHT_BYTES = 13 * 2**20  # that blocks have in flight together: more made them slower
 _PIECE = 8192  # activations in registers at once, 64 a thread
 
 
@@ -186,7 +186,7 @@ def _fitting(B: int, size: int, matrices: int, tiles: int) -> list[SmallConfig]:
         part, blocks = size // splits, tiles * splits
         chunk = next(c for c in _CHUNKS if part % c == 0)
         whole, stage = (matrices * TILE * columns * 2 for columns in (part, chunk))
-        flight = _RING_BYTES if blocks > MULTIPROCESSORS else _FLIGHT_BYTES // blocks
+        flight = _RING_BYTES if blocks > MULTIPROCESSORS else FLIGHT_BYTES // blocks
         ring = min(whole, _RING_BYTES, max(flight, _LEAST_RING_BYTES))
         ring = min(ring, SHARED_BYTES - _bytes_beside(_columns(B), matrices, size, splits))
         if ring >= min(whole, _LEAST_RING_BYTES):
