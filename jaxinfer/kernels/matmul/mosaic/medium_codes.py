@@ -30,8 +30,10 @@ import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Shaped
 
+from jaxinfer.kernels.fp8 import FP8
+from jaxinfer.kernels.matmul.mosaic.large_inputs import quantize_groups
 from jaxinfer.kernels.matmul.mosaic.medium_codes_plan import (
     MediumCodesConfig,
     MediumCodesPlan,
@@ -100,9 +102,9 @@ def _run(x, weights, matrices, config):
     p.check()
     rows, inputs = x, ()
     if form.multiplies_codes:
-        codes, scale = weights[0].quantized_inputs(x)
+        rows, scale = _quantized(x, weights[0])
         padding = (0, p.row_blocks * config.rows - B)
-        rows, inputs = codes.reshape(x.shape), (jnp.pad(scale.T, ((0, 0), padding)),)
+        inputs = (jnp.pad(scale, ((0, 0), padding)),)
     arrays, tree = jax.tree.flatten((rows, inputs, weights))
     kernel = plgpu.kernel(
         functools.partial(_block, p, tree),
@@ -118,6 +120,16 @@ def _run(x, weights, matrices, config):
         kernel_name="medium_codes_gated" if matrices == 2 else "medium_codes_project",
     )
     return tuple(out[:given] for out in kernel(*arrays))
+
+
+def _quantized(
+    x: Float[Array, "B I"], weight: QuantizedLinear
+) -> tuple[Shaped[Array, "B I"], Float[Array, "G B"]]:
+    """Codes and scales of what a weight is multiplied by: of groups in one launch."""
+    if weight.inputs == "group" and weight.weight.dtype == FP8:
+        return quantize_groups(x)
+    codes, scale = weight.quantized_inputs(x)
+    return codes.reshape(x.shape), scale.T
 
 
 def _scratch(p: MediumCodesPlan, dtype: Any) -> dict[str, Any]:
