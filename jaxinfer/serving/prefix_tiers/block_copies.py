@@ -38,12 +38,12 @@ class CopyBack(NamedTuple):
 
     Attributes:
         fetch: where they are from; released by the launch.
-        rows: their contents on the devices.
+        rows: their contents on the devices; emptied by the launch.
         blocks: device blocks to write, one for each.
     """
 
     fetch: Fetch
-    rows: Sequence[BlockRow]
+    rows: list[BlockRow]
     blocks: Sequence[int]
 
 

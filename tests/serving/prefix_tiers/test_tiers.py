@@ -1,8 +1,10 @@
 """Answers are the same with and without tiers, and blocks do come back from host memory."""
 
+import gc
 import threading
 import time
 import types
+import weakref
 
 import jax
 import numpy as np
@@ -272,7 +274,10 @@ def test_blocks_travel_bit_by_bit(count):
             transfers.wait(0.01)
         blocks = [count - i for i in range(count)]  # in reverse
         back = TierCopies([], [CopyBack(fetch, fetch.rows, blocks)])
+        arrays = [weakref.ref(block.rows) for block in fetch.rows]
         kv = copies.copy_back(runner.resident.kv, back)
+        gc.collect()
+        assert {each() for each in arrays} == {None}, "the arrays went"
         runner.launcher.resident = runner.resident._replace(kv=kv)
         for leaf, old in zip(jax.tree.leaves(kv), pages, strict=True):
             np.testing.assert_array_equal(np.asarray(leaf)[blocks], old[1:])

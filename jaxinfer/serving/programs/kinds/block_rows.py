@@ -124,13 +124,18 @@ class BlockRowCopies:
         return arrays[: len(blocks)]
 
     def copy_back(self, kv: KVCache, copies: TierCopies) -> KVCache:
-        """The pages with fetched blocks; `kv` is donated if there are some."""
+        """The pages with fetched blocks; `kv` is donated if there are some.
+
+        Their arrays go with that, before the step itself is launched: its temporaries then lie
+        where they lay in the step before, as its CUDA graph has them.
+        """
         for back in copies.back:
             for size, same in itertools.groupby(arrays_of(back.rows), len):
                 for num_arrays, part in in_groups(list(same), MOST_ARRAYS):
                     key = BlockRowsKey(num_arrays, size, out=False)
                     kv = self._scatter(kv, part, back, key)
         for back in copies.back:
+            back.rows.clear()
             self._transfers.release(back.fetch)
         return kv
 

@@ -127,7 +127,7 @@ class DecodeTiers(PrefixTiers):
         held.table, held.num_registered = [], 0
         # The blocks that are written now were those of evicted ones.
         out, self._out = self._out, []
-        copies = TierCopies(out, (CopyBack(fetch, rows, blocks),))
+        copies = TierCopies(out, (CopyBack(fetch, list(rows), blocks),))
         self._launch_copies(copies, lambda: self._transfers.release(fetch))
         self._counts.hit_tokens += len(rows) * pool.block_size
 
