@@ -196,8 +196,8 @@ class EngineConfig:
         num_decode_steps: decode steps of one launch while no request waits and at most 8 sequences
             run that need nothing but temperature, `min_p`, `top_k` and `top_p`: a launch costs the
             host as much as several steps of a small model take the device. None is 8, or 4 with
-            `online`, where one sequence reads up to 150 MiB of weights for each layer (64 MiB in
-            all on a CPU), as of Qwen3-1.7B and 30B-A3B on one GPU; else 1.
+            `online`, where they read up to 150 MiB of weights for each layer (64 MiB in all on a
+            CPU), as of Qwen3-1.7B, and one sequence of 30B-A3B, on one GPU; else 1.
         speculative_config: drafts of the tokens to come, verified several at a time: a
             `SpeculativeConfig`, or a dictionary of its fields such as {"method": "ngram"} or
             {"method": "dflash", "model": "DIRECTORY"}. None drafts nothing.
@@ -500,7 +500,7 @@ class EngineConfig:
 
         Args:
             platform: "cpu" or "gpu".
-            read_bytes: weights of a device that a step of one row reads.
+            read_bytes: weights of a device that a step of these rows reads.
             num_layers: of the model; a launch on a GPU takes the host longer for each.
         """
         if self.num_decode_steps is not None:

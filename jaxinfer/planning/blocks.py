@@ -71,8 +71,9 @@ def blocks_on_devices(
     return blocks // grain * grain
 
 
-STAGED = 3
-"""Times `staged_blocks` lie beside the pages: evicted by two steps, and on their way back."""
+_STAGED = 3  # times `staged_blocks`: evicted by two steps, and on their way back
+PADDING = 64
+"""Blocks of padding that a launch of copies may make: half of its arrays."""
 
 
 def staged_blocks(token_budget: int, block_size: int) -> int:
@@ -85,6 +86,16 @@ def staged_blocks(token_budget: int, block_size: int) -> int:
         block_size: tokens of a block.
     """
     return max(-(-token_budget // block_size), _LEAST_STAGED_BLOCKS)
+
+
+def blocks_beside_pages(token_budget: int, block_size: int) -> int:
+    """Blocks that lie beside the pages at most, on their way to host memory and back.
+
+    Args:
+        token_budget: tokens of a step at most.
+        block_size: tokens of a block.
+    """
+    return _STAGED * staged_blocks(token_budget, block_size) + PADDING
 
 
 def check_capacity(

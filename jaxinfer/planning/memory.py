@@ -7,12 +7,11 @@ from jaxinfer.errors import CapacityError
 from jaxinfer.kernels.attention.page_limit import most_pages
 from jaxinfer.planning.adapters import adapter_bytes
 from jaxinfer.planning.blocks import (
-    STAGED,
+    blocks_beside_pages,
     blocks_on_devices,
     engine_bytes,
     longest_that_fits,
     sequences_that_fit,
-    staged_blocks,
     usable_tokens,
 )
 from jaxinfer.planning.devices import Chip
@@ -205,7 +204,7 @@ def _staged_bytes(config: EngineConfig, block_bytes: int) -> int:
     """Room for blocks on their way to host memory and back."""
     if not config.kv_offloading_size:
         return 0
-    return STAGED * block_bytes * staged_blocks(config.token_budget("gpu"), config.block_size)
+    return block_bytes * blocks_beside_pages(config.token_budget("gpu"), config.block_size)
 
 
 def _host_blocks(config: EngineConfig, block_bytes: int) -> int:

@@ -22,7 +22,7 @@ from jaxinfer.serving.parsers.names import AUTO, NONE, REASONING_PARSER_NAMES, T
 
 SERVE_DEFAULTS = {
     "max_num_batched_tokens": "8192 on a GPU, 2048 on a CPU",
-    "num_decode_steps": "4 for small models, 1 for others",
+    "num_decode_steps": "4 where few rows read few weights, 1 elsewhere",
     "online": "True",
 }
 """The engine's defaults that differ here, as --help shows them."""

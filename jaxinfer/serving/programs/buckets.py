@@ -17,7 +17,7 @@ from jaxinfer.serving.slots.step_rows import StepRows
 _MOST_ROWS_OF_ONE_WIDTH = 32
 
 MULTI_STEP_ROWS = 8
-"""Most rows of a multi-step decode."""
+"""Most rows of a multi-step decode of any model."""
 
 PLAIN_MODES: tuple[SamplerMode, ...] = ("temperature", "truncate")
 """Modes of batches that need nothing of their slots but a mask."""
@@ -39,6 +39,7 @@ class Buckets:
         sampled_rows: sizes of decode steps that sample in the same program, ascending.
         multi_step_rows: the first of `sampled_rows`, for which a launch may have several steps.
         num_steps: decode steps of a multi-step launch; 1 if there are none.
+        most_multi_step_rows: rows of one at most, of this model.
         full_rows: the sizes that also have sampler mode "full", whose programs are large.
         mixed_rows: the sizes that also have sampler mode "mixed".
         widths: blocks of a block table, ascending; the last fits a full-length sequence. If there
@@ -70,6 +71,7 @@ class Buckets:
     generates: bool = True
     has_tiers: bool = False
     extra: tuple[Datum, ...] = ()
+    most_multi_step_rows: int = MULTI_STEP_ROWS
 
     @functools.cached_property
     def variants(self) -> "tuple[Buckets, ...]":
@@ -99,7 +101,7 @@ class Buckets:
         leaves that step to the next.
         """
         smaller = [size for size, _ in self.speculative if size < rows]
-        if self.num_steps == 1 or max(smaller, default=0) >= MULTI_STEP_ROWS:
+        if self.num_steps == 1 or max(smaller, default=0) >= self.most_multi_step_rows:
             return (1,)
         has_next = rows < self.speculative[-1][0]
         return (self.num_steps,) if has_next and not smaller else (1, self.num_steps)

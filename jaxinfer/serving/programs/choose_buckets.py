@@ -57,6 +57,7 @@ def choose_buckets(
     block_size: int,
     platform: str,
     num_decode_steps: int = 1,
+    most_multi_step_rows: int = MULTI_STEP_ROWS,
     weight_bytes: int = 0,
     rows_in_item: int = 0,
     drafter: Drafter | None = None,
@@ -66,6 +67,7 @@ def choose_buckets(
     Args:
         platform: "cpu" or that of an accelerator.
         num_decode_steps: decode steps of a launch of few rows.
+        most_multi_step_rows: the most rows that are few.
         weight_bytes: of the parameters on a device; large ones get more buckets of tokens.
         rows_in_item: rows whose shared keys the decode kernel reads at once; 0 if it can't.
         drafter: how tokens are drafted, and how many at most; None drafts none.
@@ -110,8 +112,11 @@ def choose_buckets(
         scored=tuple(scored),
         rows=tuple(rows),
         sampled_rows=tuple(sampled_rows),
-        multi_step_rows=_multi_step_rows(sampled_rows) if num_decode_steps > 1 else (),
+        multi_step_rows=_multi_step_rows(sampled_rows, most_multi_step_rows)
+        if num_decode_steps > 1
+        else (),
         num_steps=num_decode_steps,
+        most_multi_step_rows=most_multi_step_rows,
         full_rows=tuple(full_rows),
         mixed_rows=tuple(size for size in mixed_rows if size > MOST_FULL_ROWS),
         widths=tuple(widths),
@@ -188,9 +193,9 @@ def _pooled(prefill: Sequence[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
     return tuple(sorted(pairs))
 
 
-def _multi_step_rows(sizes: Sequence[int]) -> tuple[int, ...]:
+def _multi_step_rows(sizes: Sequence[int], most: int) -> tuple[int, ...]:
     """The sizes up to the first that holds all rows of the largest multi-step decode."""
-    return tuple(sizes[: bisect.bisect_left(sizes, MULTI_STEP_ROWS) + 1])
+    return tuple(sizes[: bisect.bisect_left(sizes, most) + 1])
 
 
 def _powers(first: int) -> list[int]:

@@ -14,7 +14,6 @@ from jaxinfer.model.text.tokenizer import Tokenizer
 from jaxinfer.serving.compile.jax_settings import JaxSettings
 from jaxinfer.serving.prefix_tiers.transfers import Transfers
 from jaxinfer.serving.programs import peer_buffers as peer_buffers
-from jaxinfer.serving.programs.buckets import MULTI_STEP_ROWS
 from jaxinfer.serving.programs.kinds.kind import ProgramKey
 from jaxinfer.serving.programs.kinds.speculative_decode import draft_sizes
 from jaxinfer.serving.programs.resident import Resident
@@ -176,7 +175,7 @@ class Runner:
     @property
     def multi_step(self) -> MultiStep:
         """The launches that may have several decode steps."""
-        return MultiStep(self._buckets.num_steps, MULTI_STEP_ROWS)
+        return MultiStep(self._buckets.num_steps, self._buckets.most_multi_step_rows)
 
     def compile_all(self) -> None:
         """Compile all programs, so that nothing compiles while requests run.

@@ -13,6 +13,7 @@ from jaxinfer.errors import CapacityError
 from jaxinfer.model.experts import Experts
 from jaxinfer.model.projections import EXPERTS
 from jaxinfer.planning.blocks import engine_bytes
+from jaxinfer.planning.cost import distinct_experts
 from jaxinfer.serving.compile.program_bytes import program_bytes
 
 # XLA's allocator takes this share of a GPU unless the environment says otherwise.
@@ -81,13 +82,20 @@ def bytes_per_device(params: Any) -> int:
     )
 
 
-def bytes_read_by_a_row(params: Any, experts: Experts | None) -> int:
-    """Bytes of such a tree that a decode step of one row reads on a device: not all experts."""
+def bytes_read_by_rows(params: Any, experts: Experts | None, rows: int) -> int:
+    """Bytes of such a tree that a decode step reads on a device: of experts those that are chosen.
+
+    Args:
+        params: the tree.
+        experts: of the model, if it has some; all are taken to be chosen equally often.
+        rows: of the step.
+    """
     read = bytes_per_device(params)
     if experts is not None:
         leaves = jax.tree.leaves_with_path(params)
         stacked = [leaf for path, leaf in leaves if jax.tree_util.DictKey(EXPERTS) in path]
-        unread = 1 - experts.experts_per_token / experts.num_experts
+        count = experts.num_experts
+        unread = 1 - distinct_experts(count, experts.experts_per_token, rows) / count
         read -= int(bytes_per_device(stacked) * unread)
     return read
 

@@ -24,10 +24,9 @@ from jaxinfer.model.draft_head.head_config import HeadConfig
 from jaxinfer.model.sharding import ShardingRules
 from jaxinfer.model.stages.staged_params import num_stages, stage_meshes
 from jaxinfer.planning.blocks import (
-    STAGED,
+    blocks_beside_pages,
     blocks_on_devices,
     check_capacity,
-    staged_blocks,
     usable_tokens,
 )
 from jaxinfer.planning.memory import prefill_bytes
@@ -42,7 +41,7 @@ from jaxinfer.serving.compile.lowering import Lowering, start_lowering
 from jaxinfer.serving.compile.staged_lowering import StagedLowering
 from jaxinfer.serving.inspection.inspection import NO_INSPECTION, Inspection
 from jaxinfer.serving.programs.adapted_layers import AdaptedLayers
-from jaxinfer.serving.programs.buckets import Buckets
+from jaxinfer.serving.programs.buckets import MULTI_STEP_ROWS, Buckets
 from jaxinfer.serving.programs.choose_buckets import choose_buckets, for_pipeline, for_pooling
 from jaxinfer.serving.programs.counted_experts import CountedExperts
 from jaxinfer.serving.programs.kinds.kind import ProgramKey
@@ -151,6 +150,9 @@ def plan_engine(
     max_model_len = _max_model_len(programs, engine_config, devices, fewest)
     programs = replace(programs, texts=_draft_texts(engine_config, max_model_len))
     weight_bytes = max(memory.bytes_per_device(stage.params) for stage in programs.stages)
+    num_decode_steps, most_multi_step_rows = multi_step(
+        *(params, model_config, engine_config, device.platform)
+    )
     shapes = functools.partial(
         _shapes,
         engine_config,
@@ -159,13 +161,8 @@ def plan_engine(
         max_num_batched_tokens=engine_config.token_budget(device.platform),
         block_size=engine_config.block_tokens,
         platform=device.platform,
-        num_decode_steps=1
-        if num_stages(mesh) > 1
-        else engine_config.decode_steps(
-            device.platform,
-            memory.bytes_read_by_a_row(params, model_config.experts),
-            model_config.num_hidden_layers,
-        ),
+        num_decode_steps=num_decode_steps,
+        most_multi_step_rows=most_multi_step_rows,
         weight_bytes=weight_bytes,
         rows_in_item=_rows_in_item(programs),
         drafter=_drafter(context, engine_config, draft_head),
@@ -334,6 +331,22 @@ def _rows_in_item(programs: Programs) -> int:
     return rows_in_item(programs.context.config.num_attention_heads // heads)
 
 
+def multi_step(
+    params: Any, model_config: ModelConfig, config: EngineConfig, platform: str
+) -> tuple[int, int]:
+    """Decode steps of a launch of few rows, and how many rows are few: a step must be short."""
+
+    if config.pipeline_parallel_size > 1:
+        return 1, 0
+
+    def steps(rows: int) -> int:
+        read = memory.bytes_read_by_rows(params, model_config.experts, rows)
+        return config.decode_steps(platform, read, model_config.num_hidden_layers)
+
+    short = [rows for rows in range(1, MULTI_STEP_ROWS + 1) if steps(rows) > 1]
+    return steps(1), max(short, default=0)
+
+
 def _max_model_len(
     programs: Programs,
     config: EngineConfig,
@@ -418,7 +431,7 @@ def _count_blocks(
     free_bytes = memory.free_bytes(devices, utilization=utilization)
     if config.kv_offloading_size:
         budget = config.token_budget(devices[0].platform)
-        free_bytes -= STAGED * block_bytes * staged_blocks(budget, config.block_tokens)
+        free_bytes -= block_bytes * blocks_beside_pages(budget, config.block_tokens)
     tallies = [entry for entry in programs.kv if isinstance(entry, Tally)]
     free_bytes -= memory.bytes_per_device((programs.started_later, tallies))
     largest = largest_programs(buckets, programs.context.kernels)

@@ -188,6 +188,35 @@ def test_what_kernels_of_few_rows_take():
         choose.choose(jnp.zeros((4, 8), jnp.bfloat16), 2, normalize=True)
 
 
+@pytest.mark.parametrize(
+    ("rows", "hidden", "width", "splits"),
+    [
+        *((rows, 2048, 768, 3) for rows in (1, 8, 16)),  # Qwen3-30B-A3B
+        (8, 4096, 1536, 2),  # 235B-A22B
+        (8, 2048, 2048, 4),  # two blocks would have room for one slice each
+        (8, 1024, 768, 6),  # three would be too few for the memory
+    ],
+)
+def test_few_blocks_share_a_tile_where_they_keep_the_memory_busy(rows, hidden, width, splits):
+    matrices = [_shape(128, width, hidden)] * 2 + [_shape(128, hidden, width)]
+    assert few_rows.supports(rows, matrices, jnp.bfloat16)
+    assert few_rows._down_plan(rows, hidden, width, 64).splits == splits
+
+
+def test_experts_that_are_numbered_anew_are_so_in_their_columns():
+    """As devices number their own, and replicas' places."""
+    chosen, weights = jnp.array([[3, 5], [1, 4]]), jnp.ones((2, 2), jnp.bfloat16)
+    columns = op.Columns(jnp.pad(chosen.T, ((0, 0), (0, 62))), jnp.ones((2, 64)))
+    routed = op.Routed(jnp.ones((2, 8)), jnp.ones((2, 8)), chosen, weights, columns)
+    assert routed.renumbered(chosen) is routed
+    anew = routed.renumbered(chosen + 1)
+    np.testing.assert_array_equal(anew.chosen, chosen + 1)
+    np.testing.assert_array_equal(anew.columns.chosen[:, :2], (chosen + 1).T)
+    assert anew.columns.chosen.shape == (2, 64)
+    assert anew.columns.weights is columns.weights
+    assert routed._replace(columns=None).renumbered(chosen + 1).columns is None
+
+
 def test_lists_hold_each_chosen_expert_once():
     """By XLA, which lists where the kernel does not."""
     chosen = jnp.asarray([[5, 1, 7], [1, 9, 2], [9, 9, 9]], jnp.int32)  # the last row chose none

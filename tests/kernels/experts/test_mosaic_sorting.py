@@ -70,7 +70,7 @@ def _check_spread(T, E):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("tile_rows", [64, 128])
+@pytest.mark.parametrize("tile_rows", [16, 64, 128])
 @pytest.mark.parametrize(("T", "k", "X"), [(17, 8, 128), (64, 8, 128), (33, 2, 64)])
 def test_rows_get_the_places_that_xla_gives_them(T, k, X, tile_rows):
     _check_groups(T, k, X, tile_rows)
@@ -94,9 +94,11 @@ def interpreted(monkeypatch):
 
 
 @pytest.mark.usefixtures("interpreted")
-@pytest.mark.parametrize("T", [20, pytest.param(64, marks=pytest.mark.slow)])
-def test_rows_get_their_places_in_the_interpreter(T):
-    _check_groups(T, 3, 64, 64)
+@pytest.mark.parametrize(
+    ("T", "tile_rows"), [(20, 16), pytest.param(64, 64, marks=pytest.mark.slow)]
+)
+def test_rows_get_their_places_in_the_interpreter(T, tile_rows):
+    _check_groups(T, 3, 64, tile_rows)
 
 
 @pytest.mark.usefixtures("interpreted")

@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 
 from jaxinfer import CapacityError, Capture
+from jaxinfer.planning import blocks
 from jaxinfer.serving.prefix_tiers.block_copies import CopyBack, TierCopies
-from jaxinfer.serving.prefix_tiers.block_rows import num_rows
-from jaxinfer.serving.programs.kinds.block_rows import BlockRowsKey
+from jaxinfer.serving.prefix_tiers.block_rows import MOST_BLOCKS, num_rows
+from jaxinfer.serving.programs.kinds.block_rows import MOST_ARRAYS, BlockRowsKey
 from jaxinfer.serving.programs.program_set import all_programs
 from jaxinfer.serving.requests.request import RequestStatus
 from jaxinfer.serving.scheduler.prefix_index import PrefixIndex
@@ -273,14 +274,20 @@ def test_blocks_travel_bit_by_bit(count):
         while not fetch.is_done:
             transfers.wait(0.01)
         blocks = [count - i for i in range(count)]  # in reverse
-        back = TierCopies([], [CopyBack(fetch, fetch.rows, blocks)])
+        back = TierCopies([], [CopyBack(fetch, list(fetch.rows), blocks)])
         arrays = [weakref.ref(block.rows) for block in fetch.rows]
         kv = copies.copy_back(runner.resident.kv, back)
+        assert transfers._num_staged == transfers._num_outgoing == 0
         gc.collect()
         assert {each() for each in arrays} == {None}, "the arrays went"
         runner.launcher.resident = runner.resident._replace(kv=kv)
         for leaf, old in zip(jax.tree.leaves(kv), pages, strict=True):
             np.testing.assert_array_equal(np.asarray(leaf)[blocks], old[1:])
+
+
+def test_there_is_room_for_the_padding_of_a_launch():
+    assert blocks.PADDING == MOST_ARRAYS // 2 * MOST_BLOCKS
+    assert blocks.blocks_beside_pages(4096, 16) == 3 * 256 + blocks.PADDING
 
 
 def test_an_engine_without_tiers_has_none():

@@ -95,18 +95,29 @@ def test_buckets_are_chosen_for_the_weights_of_a_device(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("shape", "num_steps"), [("0.6b", 8), ("1.7b", 8), ("4b", 1), ("8b", 1), ("30b-a3b", 8)]
+    ("shape", "num_steps", "most_rows"),
+    [("0.6b", 8, 8), ("1.7b", 8, 8), ("4b", 1, 0), ("8b", 1, 0), ("30b-a3b", 8, 1)],
 )
-def test_few_rows_have_several_steps_where_a_step_is_as_short_as_its_launch(shape, num_steps):
+def test_few_rows_have_several_steps_where_a_step_is_as_short_as_its_launch(
+    shape, num_steps, most_rows
+):
     config = shape_config(shape)
     params = abstract_params(config, jnp.bfloat16, make_mesh(1), ShardingRules())
-    read = memory.bytes_read_by_a_row(params, config.experts)
-    assert EngineConfig().decode_steps("gpu", read, config.num_hidden_layers) == num_steps
-    assert EngineConfig(online=True).decode_steps("gpu", read, config.num_hidden_layers) in (1, 4)
-    assert EngineConfig().decode_steps("cpu", read, config.num_hidden_layers) == 1
-    if config.experts is not None:
-        of_experts = (read - memory.bytes_per_device(params)) / memory.bytes_per_device(params)
-        assert -0.95 < of_experts < -0.85  # 8 of 128 experts, and all that is not an expert's
+    multi_step = functools.partial(plan.multi_step, params, config)
+    assert multi_step(EngineConfig(), "gpu") == (num_steps, most_rows)
+    assert multi_step(EngineConfig(online=True), "gpu") == (min(num_steps, 4), most_rows)
+    assert multi_step(EngineConfig(), "cpu") == (1, 0)
+    assert multi_step(EngineConfig(num_decode_steps=3), "gpu") == (3, 8)
+
+
+def test_few_rows_read_few_experts():
+    config = shape_config("30b-a3b")
+    params = abstract_params(config, jnp.bfloat16, make_mesh(1), ShardingRules())
+    read = functools.partial(memory.bytes_read_by_rows, params, config.experts)
+    whole = memory.bytes_per_device(params)
+    assert 0.1 < read(1) / whole < 0.12  # 8 of 128 experts, and all that is not an expert's
+    assert 0.4 < read(8) / whole < 0.5
+    assert read(1000) == pytest.approx(whole)
 
 
 def test_automatic_sizing_ends_where_kernels_do(monkeypatch):

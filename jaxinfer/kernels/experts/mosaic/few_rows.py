@@ -44,7 +44,7 @@ from jaxinfer.kernels.mosaic.rows import load_global, row_layout, store_anyhow
 _CHUNKS = (128, 64)
 FEWEST_STAGES, FEWEST_SLICES = 3, 2  # of gated and of down
 MOST_STAGES = 8
-_MOST_SPLITS = 3
+_MOST_SPLITS, _BUSY_BLOCKS = 3, 64
 COLUMN = plgpu.Layout.WGMMA.reduce(0)
 WITHOUT_BARRIERS = plgpu.CompilerParams(approx_math=True, unsafe_no_auto_barriers=True)
 
@@ -335,22 +335,26 @@ def project_add(
 
 
 def _down_plan(B: int, E: int, F: int, S: int) -> Plan:
-    """As many blocks as there are multiprocessors share a tile's contraction, three at most.
+    """Blocks that share a tile's contraction: three at most, if they keep the memory busy.
 
     Of 8 rows' experts of Qwen3-30B-A3B three blocks a tile take 40 us on an H200, two 41, and four,
     whose clusters don't fill the chip, 54.
     """
     tiles = E // TILE
-    few = [
-        n for n in possible_splits(F, TILE) if n <= _MOST_SPLITS and n * tiles <= MULTIPROCESSORS
-    ]
-    split = few[-1] if few else 1
-    p = Plan("residual", B, F, (E,), 0.0, SmallConfig(split, 1, F // split))
-    beside = p.columns * TILE * 2 + (split - 1) * TILE * p.columns * 4
+    possible = [n for n in possible_splits(F, TILE) if n * tiles <= MULTIPROCESSORS] or [1]
+    few = [n for n in possible if n <= _MOST_SPLITS and n * tiles >= _BUSY_BLOCKS]
+    plans = [_down_plan_of(B, E, F, S, splits) for splits in (*few[-1:], possible[-1])]
+    return next((p for p in plans if p.config.stages >= FEWEST_SLICES), plans[-1])
+
+
+def _down_plan_of(B: int, E: int, F: int, S: int, splits: int) -> Plan:
+    p = Plan("residual", B, F, (E,), 0.0, SmallConfig(splits, 1, F // splits))
+    beside = p.columns * TILE * 2 + (splits - 1) * TILE * p.columns * 4
     fitting = (SHARED_BYTES - beside) // ((TILE + p.columns) * p.slice * 2)
-    useful = max(FLIGHT_BYTES // (split * tiles * TILE * p.slice * 2), FEWEST_SLICES)
+    in_flight = splits * (E // TILE) * TILE * p.slice * 2  # of a stage, of all blocks
+    useful = max(FLIGHT_BYTES // in_flight, FEWEST_SLICES)
     stages = min(MOST_STAGES, S, fitting, useful)
-    return dataclasses.replace(p, config=SmallConfig(split, stages, F // split))
+    return dataclasses.replace(p, config=SmallConfig(splits, stages, F // splits))
 
 
 def _down_block(p: Plan, count, experts, weights, inner, down, *refs, w_smem, h_smem, o_smem,

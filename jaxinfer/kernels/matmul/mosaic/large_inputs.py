@@ -1,7 +1,7 @@
 """Quantizes activations by groups of 128 to float8_e4m3fn, in one pass over the memory.
 
-As `fp8.quantize` does, but that the scales of a group's rows lie side by side, as blocks of large
-products read them.
+As `fp8.quantize` does, but that the scales of a group's rows lie side by side, as blocks of
+medium and large products read them.
 """
 
 from __future__ import annotations

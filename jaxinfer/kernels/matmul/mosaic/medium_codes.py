@@ -30,9 +30,8 @@ import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
-from jaxtyping import Array, Float, Shaped
+from jaxtyping import Array, Float
 
-from jaxinfer.kernels.fp8 import FP8
 from jaxinfer.kernels.matmul.mosaic.large_inputs import quantize_groups
 from jaxinfer.kernels.matmul.mosaic.medium_codes_plan import (
     MediumCodesConfig,
@@ -102,7 +101,7 @@ def _run(x, weights, matrices, config):
     p.check()
     rows, inputs = x, ()
     if form.multiplies_codes:
-        rows, scale = _quantized(x, weights[0])
+        rows, scale = quantize_groups(x)
         padding = (0, p.row_blocks * config.rows - B)
         inputs = (jnp.pad(scale, ((0, 0), padding)),)
     arrays, tree = jax.tree.flatten((rows, inputs, weights))
@@ -120,16 +119,6 @@ def _run(x, weights, matrices, config):
         kernel_name="medium_codes_gated" if matrices == 2 else "medium_codes_project",
     )
     return tuple(out[:given] for out in kernel(*arrays))
-
-
-def _quantized(
-    x: Float[Array, "B I"], weight: QuantizedLinear
-) -> tuple[Shaped[Array, "B I"], Float[Array, "G B"]]:
-    """Codes and scales of what a weight is multiplied by: of groups in one launch."""
-    if weight.inputs == "group" and weight.weight.dtype == FP8:
-        return quantize_groups(x)
-    codes, scale = weight.quantized_inputs(x)
-    return codes.reshape(x.shape), scale.T
 
 
 def _scratch(p: MediumCodesPlan, dtype: Any) -> dict[str, Any]:

@@ -56,7 +56,7 @@ class BlockRowsKind(ProgramKind[BlockRowsKey]):
     is_slow_to_trace = False
 
     def keys(self, buckets: Buckets, *, swaps: bool) -> Sequence[BlockRowsKey]:
-        """Keys of both directions and for both sizes of arrays, if there are tiers."""
+        """Keys of both directions and for both sizes and numbers of arrays, if there are tiers."""
         return _KEYS if buckets.has_tiers else ()
 
     def program(self, programs: Programs, key: BlockRowsKey) -> Program:
@@ -135,8 +135,8 @@ class BlockRowCopies:
                     key = BlockRowsKey(num_arrays, size, out=False)
                     kv = self._scatter(kv, part, back, key)
         for back in copies.back:
-            back.rows.clear()
             self._transfers.release(back.fetch)
+            back.rows.clear()
         return kv
 
     def _scatter(

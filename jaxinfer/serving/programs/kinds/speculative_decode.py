@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from jaxinfer.kernels.policy import Kernels
-from jaxinfer.serving.programs.buckets import MULTI_STEP_ROWS, PLAIN_MODES, Buckets
+from jaxinfer.serving.programs.buckets import PLAIN_MODES, Buckets
 from jaxinfer.serving.programs.kinds.kind import ProgramKind, StepKind
 from jaxinfer.serving.programs.kinds.padding import decode_padding, on_host
 from jaxinfer.serving.programs.kinds.step_program import step_options
@@ -64,7 +64,7 @@ def draft_sizes(buckets: Buckets) -> list[DraftSize]:
     sizes = []
     for rows, drafter in buckets.speculative:
         *_, several = buckets.steps_with_drafts(rows)
-        few = min(rows, MULTI_STEP_ROWS) if several > 1 else rows
+        few = min(rows, buckets.most_multi_step_rows) if several > 1 else rows
         sizes.append(DraftSize(few, drafter.num_tokens, several))
         if few < rows:
             sizes.append(DraftSize(rows, drafter.num_tokens))
