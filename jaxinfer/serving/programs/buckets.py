@@ -38,8 +38,7 @@ class Buckets:
             the smallest is at least 2, because XLA compiles a product with one row into slow code.
         sampled_rows: sizes of decode steps that sample in the same program, ascending.
         multi_step_rows: the first of `sampled_rows`, for which a launch may have several steps.
-        num_steps: decode steps of a multi-step launch; 1 if there are none.
-        most_multi_step_rows: rows of one at most, of this model.
+        num_steps, most_multi_step_rows: steps of a multi-step launch, 1 without, and its most rows.
         full_rows: the sizes that also have sampler mode "full", whose programs are large.
         mixed_rows: the sizes that also have sampler mode "mixed".
         widths: blocks of a block table, ascending; the last fits a full-length sequence. If there
