@@ -435,7 +435,8 @@ def test_tiers_take_room_for_blocks_on_their_way_and_keep_tokens_in_host_memory(
         plan("Qwen3-8B", tensor_parallel_size=devices, **each)
         for each in ({}, {"kv_offloading_size": 32, "max_num_batched_tokens": 8192})
     )
-    # 512 blocks of 16 tokens in, twice as many out and 64 of padding; 144 KiB a token on all devices.
+    # 512 blocks of 16 tokens in, twice as many out and 64 of padding; 144 KiB a token on
+    # all devices together.
     assert tiers.memory.staged_bytes == (3 * 8192 + 64 * 16) * 147_456 // devices
     assert tiers.memory.num_host_tokens == 32 * 2**30 // (16 * 147_456) * 16
     assert tiers.memory.num_kv_blocks < plain.memory.num_kv_blocks
