@@ -19,6 +19,8 @@ from tests.rollouts import trainers
 from tests.rollouts.test_update_params import answers, pointers, used
 from tests.serving.small_llm import CONFIG, small_llm, small_params
 
+pytestmark = pytest.mark.slow("alone")
+
 FORMAT = Quantization("int8")
 INT8 = dataclasses.replace(CONFIG, quantization=FORMAT)
 OTHER = trainers.other_params()

@@ -73,6 +73,7 @@ def test_the_files_that_run_have_few_lines(part, most_lines):
     assert sum(sizes.values()) <= most_lines
 
 
+@pytest.mark.slow("alone")
 @pytest.mark.parametrize("part", PlainPath._fields)
 def test_the_trace_sees_the_path(part):
     names = {called.name for called in getattr(plain_path(), part)}
@@ -89,6 +90,7 @@ def test_the_trace_sees_the_path(part):
     assert known[part] <= names
 
 
+@pytest.mark.slow("alone")
 def test_the_page_that_lists_the_path_is_up_to_date():
     text = page.PAGE.read_text()
     ran = page.listed(page.with_path(text, plain_path()))
@@ -96,6 +98,7 @@ def test_the_page_that_lists_the_path_is_up_to_date():
     assert page.listed(text) == ran, "run python -m scripts.reading"
 
 
+@pytest.mark.slow("alone")
 def test_what_runs_on_the_path_says_what_it_does():
     silent = {
         f"{called.file}: {called.name}"
@@ -106,6 +109,7 @@ def test_what_runs_on_the_path_says_what_it_does():
     assert silent == set()
 
 
+@pytest.mark.slow("alone")
 def test_readme_says_the_size_of_the_path():
     readme = page.README.read_text()
     assert page.numbers_of(readme) == pytest.approx(

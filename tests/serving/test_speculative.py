@@ -67,6 +67,7 @@ def launched_keys(llm, call):
     return [key for key, _ in launched]
 
 
+@pytest.mark.slow("alone")
 @pytest.mark.parametrize("name", SAMPLING)
 def test_drafts_change_no_answer(plain, drafting, name):
     expected = answers(plain, params_of(name))

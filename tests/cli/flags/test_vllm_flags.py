@@ -1,5 +1,7 @@
 """Every flag of `vllm serve` is taken, or one line says what to do instead."""
 
+import functools
+
 import pytest
 
 from jaxinfer import serve
@@ -7,7 +9,14 @@ from jaxinfer.checks import instead_of_vllm
 from jaxinfer.cli.flags.vllm_flags import instead_of_vllm_flags
 from tests.vllm_names import SERVE_FLAGS
 
-KNOWN = {name for action in serve.build_parser()._actions for name in action.option_strings}
+PARSER = functools.cache(serve.build_parser)
+KNOWN = {name for action in PARSER()._actions for name in action.option_strings}
+
+
+@pytest.fixture(autouse=True)
+def one_parser(monkeypatch):
+    """Made once: it takes longer than to read a command line."""
+    monkeypatch.setattr(serve, "build_parser", PARSER)
 
 
 def refusal(capsys, *argv):

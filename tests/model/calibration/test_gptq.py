@@ -82,6 +82,7 @@ def test_codes_are_those_of_the_definition(form, dtype):
     np.testing.assert_array_equal(_codes(node, form), expected)
 
 
+@pytest.mark.slow("alone")
 @of_forms
 def test_inputs_that_do_not_vary_together_are_rounded_to_the_nearest(form):
     weight, _ = _drawn(0)

@@ -12,6 +12,8 @@ from tests.server.anthropic.test_messages import CALL, USER, WEATHER
 from tests.server.openai.http_server import serving
 from tests.server.openai.scripted import ScriptedEngine
 
+pytestmark = pytest.mark.slow("alone")
+
 FIELDS = {"model": "tiny", "max_tokens": 40, "messages": [USER], "extra_body": {"temperature": 0}}
 OF_THE_CLIENT = {"self", "extra_headers", "extra_query", "extra_body", "timeout", "stream", "betas"}
 OF_THE_CLIENT |= {"output_format", "retry_batch_id"}
@@ -73,7 +75,6 @@ def test_text_plain_and_streamed(api):
     assert (kinds[0], kinds[-1]) == ("message_start", "message_stop")
 
 
-@pytest.mark.slow("alone")
 def test_thinking_has_a_budget(api):
     thinking = {"type": "enabled", "budget_tokens": 3}
     whole = api.messages.create(**FIELDS, thinking=thinking)

@@ -11,6 +11,8 @@ import pytest
 from tests.server.openai.fake_engine import SlowEngine
 from tests.server.openai.http_server import serving
 
+pytestmark = pytest.mark.slow("alone")
+
 LONG = {"max_tokens": 250, "ignore_eos": True}
 CHAT = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 220, "ignore_eos": True}
 

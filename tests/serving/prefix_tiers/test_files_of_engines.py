@@ -181,6 +181,7 @@ def test_a_cache_that_is_reset_finds_nothing_of_before(directory: Path) -> None:
     assert files_in(directory) == before
 
 
+@pytest.mark.slow("alone")
 def test_an_engine_that_slept_finds_them_still(directory: Path) -> None:
     with engine(directory) as llm:
         llm.sleep()
