@@ -29,6 +29,7 @@ _MAX_SEQS = 1 << 16
 _MAX_CACHE_TOKENS = (1 << 31) - 1
 _FEWEST_STAGED_TOKENS = 2048
 _SHORT_STEP_CPU_BYTES = 64 << 20
+_SHORT_STEP_GPU_BYTES = 4 << 30
 _SHORT_LAYER_GPU_BYTES = 150 << 20
 _RANGES: Mapping[str, tuple[float, float]] = {
     "seed": (0, 2**63 - 1),
@@ -196,8 +197,8 @@ class EngineConfig:
         num_decode_steps: decode steps of one launch while no request waits and at most 8 sequences
             run that need nothing but temperature, `min_p`, `top_k` and `top_p`: a launch costs the
             host as much as several steps of a small model take the device. None is 8, or 4 with
-            `online`, where they read up to 150 MiB of weights for each layer (64 MiB in all on a
-            CPU), as of Qwen3-1.7B, and one sequence of 30B-A3B, on one GPU; else 1.
+            `online`, where they read up to 4 GiB of weights, or 150 MiB for each layer (64 MiB in
+            all on a CPU), as of Qwen3-1.7B, and one sequence of 30B-A3B, on one GPU; else 1.
         speculative_config: drafts of the tokens to come, verified several at a time: a
             `SpeculativeConfig`, or a dictionary of its fields such as {"method": "ngram"} or
             {"method": "dflash", "model": "DIRECTORY"}. None drafts nothing.
@@ -508,9 +509,8 @@ class EngineConfig:
         if self.eager:  # a step is what a debugger follows
             return 1
         # Steps of larger weights hide a launch, and several of them would let a stream stutter.
-        is_cpu = platform == "cpu"
-        most = _SHORT_STEP_CPU_BYTES if is_cpu else _SHORT_LAYER_GPU_BYTES * num_layers
-        if read_bytes > most:
+        most = max(_SHORT_STEP_GPU_BYTES, _SHORT_LAYER_GPU_BYTES * num_layers)
+        if read_bytes > (_SHORT_STEP_CPU_BYTES if platform == "cpu" else most):
             return 1
         return 4 if self.online else 8
 

@@ -4,8 +4,7 @@ XLA takes some ten launches for what `groups.group` and `few_rows.list_experts` 
 these sums. Here one warpgroup does it: `C[token, expert]` says who chose whom, and products of ones
 with it count on tensor cores, of triangles of ones add up what comes before. All are whole numbers
 that bfloat16 holds, summed in float32. What is said of experts alone is kept once, as a vector in
-shared memory: spread over all rows of a matrix it would take more registers than there are. What
-is done for many is a loop: an instruction that runs once costs its reading, 1.6 ns.
+shared memory: spread over all rows of a matrix it would take more registers than there are.
 """
 
 from __future__ import annotations
