@@ -18,9 +18,11 @@ class Fetch:
         keys: of the blocks, in the order of their positions.
         blocks: their contents in host memory; None where the next tier has them. Empty when done.
         num_staged: rows that their arrays take on the devices.
-        rows: the contents on the devices, of the leading blocks that were still there.
+        rows: the contents on the devices, of the leading blocks that were still there; what reads
+            them before they are there waits for them.
         began: by `time.monotonic`.
-        is_done: whether `rows` is final.
+        is_coming: whether the copies have begun, and not ended: `rows` is final unless they fail.
+        is_done: whether a step may write the rows to pages: they are there, or no other step waits.
         is_released: whether nobody waits for it any more.
     """
 
@@ -29,6 +31,7 @@ class Fetch:
     num_staged: int = 0
     rows: list[BlockRow] = dataclasses.field(default_factory=list)
     began: float = dataclasses.field(default_factory=time.monotonic)
+    is_coming: bool = False
     is_done: bool = False
     is_released: bool = False
 
@@ -114,7 +117,7 @@ class BlockTransfers(Protocol):
         ...
 
     def wait(self, seconds: float) -> None:
-        """Return when a fetch is done that was not at the last call, or after some time."""
+        """Return once the copies of a fetch have begun or ended, or after some time."""
         ...
 
 

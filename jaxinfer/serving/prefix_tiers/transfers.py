@@ -30,11 +30,12 @@ class Transfers:
     """The threads of both directions, and what is on its way.
 
     Blocks travel as rows of arrays (`BlockRow`), with a part for each device. They are gathered
-    into fresh arrays before a step overwrites the pages, and one thread copies these to pinned host
-    memory. A second thread brings arrays back to the devices, and a third sees them arrive, so that
-    several fetches are on their way together: each waits for the steps that were launched before
-    it. A later step writes them to pages. At most `most_staged` rows on their way in lie on the
-    devices beside the pages, and twice as many on their way out, of a step and the one behind it.
+    into fresh arrays before a step overwrites the pages. Copies of these to pinned host memory
+    begin before that step is launched, since each waits for all that was launched before it, and
+    one thread sees them arrive. A second thread brings arrays back to the devices, and a third sees
+    them arrive, so that several fetches are on their way together. A later step writes them to
+    pages. At most `most_staged` rows on their way in lie on the devices beside the pages, and twice
+    as many on their way out, of a step and the one behind it.
 
     Args:
         tier: holds the blocks.
@@ -114,16 +115,25 @@ class Transfers:
     def copy_out(self, keys: Sequence[bytes], arrays: Sequence[jax.Array]) -> None:
         """Keep blocks, the first rows of arrays that were launched; returns at once.
 
+        Called before the next program is launched, for which the copies then don't wait.
+
         Args:
             keys: of the blocks.
             arrays: of equal size, one after the other; only the last may have padding.
         """
+        count = sum(map(len, arrays))
         with self._changed:
             self._expected.difference_update(keys)
-            self._num_outgoing += sum(map(len, arrays))
+            self._num_outgoing += count
             # A block that was forgotten and then expected anew is another one.
             numbers = [self._wanted.get(key) for key in keys]
-        self._outward.submit(self._store, keys, numbers, arrays)
+        copies: list[jax.Array] = []
+        try:
+            # Together: one after the other they come at half the speed.
+            copies = jax.device_put(list(arrays), self._on_host)
+        except Exception as error:  # memory of either side
+            logger.warning("%d KV blocks were not kept: %s", len(keys), error)
+        self._outward.submit(self._store, keys, numbers, count, copies)
 
     def call_off(self, keys: Sequence[bytes]) -> None:
         """Drop blocks whose launch has failed; those on their way end as if they were not kept."""
@@ -158,7 +168,8 @@ class Transfers:
             if fetch.is_released:
                 return
             fetch.is_released = fetch.is_done = True
-            self._num_staged -= num_rows(fetch.rows)
+            if not fetch.is_coming:  # or their arrays are given up when they have come
+                self._num_staged -= num_rows(fetch.rows)
             self._fetches.discard(fetch)
             fetch.rows, fetch.blocks = [], []
             self._changed.notify_all()
@@ -179,7 +190,7 @@ class Transfers:
         self.tier.clear()
 
     def wait(self, seconds: float) -> None:
-        """Return when a fetch is done that was not at the last call, or after some time."""
+        """Return once the copies of a fetch have begun or ended, or after some time."""
         self._has_news.wait(seconds)
         self._has_news.clear()
 
@@ -221,16 +232,18 @@ class Transfers:
             self.release(fetch)
 
     def _store(
-        self, keys: Sequence[bytes], numbers: Sequence[int | None], arrays: Sequence[jax.Array]
+        self,
+        keys: Sequence[bytes],
+        numbers: Sequence[int | None],
+        count: int,
+        stored: Sequence[jax.Array],
     ) -> None:
-        """Copy arrays to host memory and put their blocks into the tier."""
-        stored: list[jax.Array] = []
+        """Put blocks into the tier once the arrays are there, which had `count` rows if any."""
         try:
-            # Together: one after the other they come at half the speed.
-            stored = jax.block_until_ready(jax.device_put(list(arrays), self._on_host))
-        except Exception as error:  # memory of either side; a lost block costs its computation
+            jax.block_until_ready(stored)
+        except Exception as error:  # a lost block costs its computation
             logger.warning("%d KV blocks were not kept: %s", len(keys), error)
-        count = sum(map(len, arrays))
+            stored = []
         with self._changed:
             self._num_outgoing -= count
             now = [self._wanted.get(key) for key in keys]
@@ -274,6 +287,11 @@ class Transfers:
                 rows = self._on_device(found)
         except Exception as error:
             logger.warning("%d KV blocks are computed again: %s", len(fetch.keys), error)
+        with self._changed:
+            fetch.is_coming = True
+            if not fetch.is_released:
+                fetch.rows, fetch.blocks = rows, []
+        self._has_news.set()
         self._arriving.submit(self._arrive, fetch, rows)
 
     def _arrive(self, fetch: Fetch, rows: list[BlockRow]) -> None:
@@ -286,9 +304,10 @@ class Transfers:
         num_bytes = len(rows) * self.block_bytes
         with self._changed:
             self._num_staged -= fetch.num_staged
+            fetch.is_coming = False
             if not fetch.is_released:
                 self._num_staged += num_rows(rows)
-                fetch.rows, fetch.blocks, fetch.is_done = rows, [], True
+                fetch.rows, fetch.is_done = rows, True
             self.counts.bytes_in += num_bytes
             self._changed.notify_all()
         self._has_news.set()

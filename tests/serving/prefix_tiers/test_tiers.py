@@ -346,6 +346,43 @@ def test_a_lack_of_memory_on_the_devices_loses_no_block(monkeypatch):
         assert all(map(transfers.holds, keys))
 
 
+def test_copies_out_begin_before_the_step_behind_them_is_launched(monkeypatch):
+    begun = []
+    with small_llm(**TIERS) as llm:
+        on_host, put = parts(llm).runner.transfers._on_host, jax.device_put
+
+        def device_put(value, device=None, **given):
+            if device == on_host:
+                begun.append(threading.current_thread().name)
+            return put(value, device, **given)
+
+        monkeypatch.setattr(jax, "device_put", device_put)
+        ask(llm, conversations(3, seed=20))
+        settle(llm)
+    assert begun
+    assert not any("tiers" in name for name in begun)
+
+
+def test_what_is_given_up_while_it_comes_leaves_its_room_when_it_has_come(monkeypatch):
+    with small_llm(**TIERS) as llm:
+        transfers, prompts = parts(llm).runner.transfers, conversations(3, seed=21)
+        ask(llm, prompts)
+        settle(llm)
+        keys, may_arrive = list(transfers.tier._blocks)[:2], threading.Event()
+        monkeypatch.setattr(transfers, "_await", lambda rows: may_arrive.wait(5))
+        fetch = transfers.fetch(keys)
+        while not fetch.is_coming:
+            transfers.wait(0.1)
+        assert len(fetch.rows) == 2
+        assert not fetch.is_done
+        transfers.release(fetch)
+        assert transfers._num_staged == fetch.num_staged > 0
+        may_arrive.set()
+        settle(llm)
+        assert transfers._num_staged == 0
+        assert not fetch.rows
+
+
 def test_a_block_that_was_forgotten_and_came_anew_is_the_new_one():
     with small_llm(**TIERS) as llm:
         ask(llm, conversations(2, seed=13))  # so that blocks differ

@@ -8,6 +8,7 @@ without tiers.
 """
 
 import itertools
+import operator
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
@@ -30,6 +31,9 @@ from jaxinfer.serving.scheduler.tiers.tiered_index import TieredIndex
 MOST_SET_ASIDE = 8
 """Requests that a step begins to fetch for; hashing a prompt's tokens takes the host."""
 _LONGEST_FETCH_S = 5.0  # then the blocks are computed, and what still comes is dropped
+_COMPARABLE = (
+    8  # prefills of as many times fewer tokens took the time of reading weights, or of a copy
+)
 _PATIENCE_S = 0.002  # while nothing can run, the engine's thread looks for messages so often
 
 
@@ -142,12 +146,20 @@ class PrefixTiers(NoTiers):
         self._by_first_key.clear()
 
     def await_arrival(self) -> bool:
-        """Wait a moment for blocks, where nothing else can run; False if none are to come."""
-        requests = self._queues.parked.values()
-        if all(request.status is not RequestStatus.FETCHING for request in requests):
-            return False
-        self._transfers.wait(_PATIENCE_S)
-        return True
+        """Wait a moment for blocks, where nothing else can run; False if none are to come.
+
+        Once the copies of all have begun, the next step is planned: its launch takes the host as
+        long as they do, and nothing else waits for the devices.
+        """
+        parked = self._queues.parked.values()
+        fetching = [each for each in parked if each.status is RequestStatus.FETCHING]
+        fetches = [self._waits[request.request_id].fetch for request in fetching]
+        if all(fetch.is_coming or fetch.is_done for fetch in fetches):
+            for fetch in fetches:
+                fetch.is_done = True
+        else:
+            self._transfers.wait(_PATIENCE_S)
+        return bool(fetching)
 
     def counts(self) -> TierCounts | None:
         """What was found, and what was copied."""
@@ -243,16 +255,19 @@ class PrefixTiers(NoTiers):
         return _Wait(fetch, first, count)
 
     def _is_worth(self, keys: Sequence[bytes]) -> bool:
+        num_tokens = len(keys) * self._pool.block_size
         if self._prefills is not None:
-            tokens, seconds = self._prefills.prefill_tokens, self._prefills.prefill_seconds
-            self._policy.prefilled.note(tokens - self._prefilled[0], seconds - self._prefilled[1])
-            self._prefilled = tokens, seconds
+            so_far = self._prefills.prefill_tokens, self._prefills.prefill_seconds
+            tokens, seconds = map(operator.sub, so_far, self._prefilled)
+            self._prefilled = so_far
+            if _COMPARABLE * tokens >= num_tokens:
+                self._policy.prefilled.note(tokens, seconds)
         block_bytes = self._transfers.block_bytes
         num_read = sum(not self._transfers.holds(key) for key in keys)
         return self._policy.is_worth(
             num_blocks=len(keys),
             num_bytes=len(keys) * block_bytes,
-            num_tokens=len(keys) * self._pool.block_size,
+            num_tokens=num_tokens,
             num_read_bytes=num_read * block_bytes,
         )
 

@@ -2,6 +2,7 @@
 
 import functools
 import time
+import types
 
 import pytest
 
@@ -80,6 +81,39 @@ def test_others_go_on_while_blocks_come():
     assert_solo(request, other, max_model_len=60)
 
 
+def begin_copies(fetch):
+    fetch.rows, fetch.blocks, fetch.is_coming = fetch.blocks, [], True
+
+
+def test_a_step_is_launched_while_its_blocks_come_where_nothing_else_can_run():
+    setup = Setup()
+    request = evicted(setup)
+    add(setup.scheduler, request)
+    assert setup.scheduler.schedule() is None
+    (fetch,) = setup.transfers.fetches
+    begin_copies(fetch)
+    assert setup.scheduler.schedule() is None  # others may have come, which need not wait
+    assert setup.scheduler.tiers.await_arrival()
+    assert [row.request for row in setup.scheduler.schedule().rows] == [request]
+    assert request.history.num_prefix_cached_tokens == 32
+
+
+def test_a_step_waits_for_all_fetches_to_begin():
+    setup = Setup()
+    prompts = [("old", 40, 1), ("b", 40, 5), ("c", 40, 9), ("d", 40, 13)]
+    setup.run(*(make_request(name, length, first=first) for name, length, first in prompts))
+    add(setup.scheduler, make_request("first", 40, first=1), make_request("second", 40, first=5))
+    assert setup.scheduler.schedule() is None
+    ahead, behind = setup.transfers.fetches
+    begin_copies(ahead)
+    setup.transfers.wait = lambda seconds: begin_copies(behind)
+    setup.scheduler.tiers.await_arrival()
+    assert not ahead.is_done
+    setup.scheduler.tiers.await_arrival()
+    assert ahead.is_done
+    assert behind.is_done
+
+
 @pytest.mark.parametrize("arrived", [False, True])
 def test_an_abort_releases_what_was_fetched(arrived):
     setup = Setup()
@@ -149,6 +183,18 @@ def test_what_is_slower_than_computing_is_computed():
     setup.run(request)
     assert request.history.num_prefix_cached_tokens == 0
     assert setup.scheduler.tiers.counts().refused_tokens == 32
+
+
+def test_short_prefills_say_nothing_of_long_ones():
+    setup = Setup()
+    counts = types.SimpleNamespace(prefill_tokens=32, prefill_seconds=0.032)
+    setup.scheduler.tiers.watch(counts)
+    request = evicted(setup)
+    setup.run(request)
+    counts.prefill_tokens, counts.prefill_seconds = 33, 100.0
+    setup.run(make_request("d", 40, first=21), make_request("e", 40, first=25))
+    setup.run(make_request("once more", 40))
+    assert setup.scheduler.tiers._policy.prefilled.seconds_for(32) == pytest.approx(0.032)
 
 
 def test_a_chain_that_failed_is_found_in_no_tier():
