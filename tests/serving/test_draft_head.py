@@ -27,6 +27,7 @@ from tests.lazy import torch
 from tests.model.draft_head.dflash.torch_dflash_head import TorchDFlashHead
 from tests.model.draft_head.eagle3.torch_eagle3_head import TorchHead
 from tests.model.draft_head.random_head import dflash_config, head_config, random_head
+from tests.serving.always_draft import always_draft
 from tests.serving.small_llm import CONFIG, held_blocks, small_llm, small_params
 from tests.serving.test_speculative import PROMPTS, SAMPLING, answers, launched_keys, params_of
 
@@ -65,11 +66,6 @@ def settings(method, directory):
 def drafting(method, directory):
     with small_llm(**settings(method, directory)) as llm:
         yield llm
-
-
-def always_draft(monkeypatch):
-    """Drafts of a random head are hardly ever right, and would soon rest."""
-    monkeypatch.setattr("jaxinfer.serving.requests.draft_record._LEAST_GAIN", 0.0)
 
 
 @pytest.mark.slow

@@ -22,6 +22,7 @@ from jaxinfer.serving.recording.expert_use import counts_on_host
 from jaxinfer.serving.runner.ahead_of_time import run_warm
 from tests.model import tiny
 from tests.model.draft_head.random_head import head_config, random_head
+from tests.serving.always_draft import always_draft
 from tests.serving.small_llm import held_blocks
 
 X, K = 6, 2
@@ -245,7 +246,7 @@ def head_in(directory):
 
 @pytest.mark.parametrize("method", ["ngram", pytest.param("eagle3", marks=pytest.mark.slow)])
 def test_drafts_are_counted_like_other_tokens(params, method, tmp_path, monkeypatch):
-    monkeypatch.setattr("jaxinfer.serving.requests.draft_record._LEAST_GAIN", 0.0)
+    always_draft(monkeypatch)
     drafts = head_in(tmp_path) if method == "eagle3" else {"method": "ngram"}
     texts, found = [[1, 2, 3] * 5, [7] * 9], []
     for options in ({}, {"speculative_config": drafts}):

@@ -6,6 +6,7 @@ import pytest
 
 from jaxinfer import LLM, SamplingParams
 from jaxinfer.serving.programs.kinds.speculative_decode import SpeculativeDecodeKey
+from tests.serving.always_draft import begin_with_drafts
 from tests.serving.small_llm import CONFIG, small_llm
 
 METHODS = {
@@ -54,7 +55,11 @@ def plain():
 @pytest.fixture(scope="module", params=METHODS)
 def drafting(request):
     steps = NUM_STEPS[request.param]
-    with small_llm(speculative_config=METHODS[request.param], num_decode_steps=steps) as llm:
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        small_llm(speculative_config=METHODS[request.param], num_decode_steps=steps) as llm,
+    ):
+        begin_with_drafts(patch)
         yield llm
 
 

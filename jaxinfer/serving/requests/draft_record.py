@@ -3,12 +3,17 @@
 import itertools
 from dataclasses import dataclass, field
 
-_LEAST_GAIN = 0.25
-"""Accepted drafts a step from which on a step with drafts is worth more than one without."""
-_FIRST_GAIN, _NEXT_GAIN = 0.5, 0.4
-"""Accepted drafts a step that a sequence is credited with at first, and after a rest."""
+from jaxinfer.serving.requests.recent_drafts import (
+    FIRST_GAIN,
+    LEAST_GAIN,
+    NEXT_GAIN,
+    RecentDrafts,
+)
+
 _MEMORY = 16
 """Steps over which accepted drafts are averaged: a sequence that has gained much may pause."""
+_NUM_FIRST = 16
+"""Steps that count among the first ones of the engine's sequences."""
 _FIRST_REST, _LONGEST_REST = 32, 512
 """Launches without drafts once too few are accepted; each further rest is twice as long."""
 
@@ -63,24 +68,43 @@ class DraftRecord:
     tokens before drafts begin, and when they end. So a rest is of a number of launches, of
     `num_steps` tokens each: tries are a few hundredths of them however many steps a launch has.
 
+    Where the engine's recent sequences gained too little, a new one begins with a rest. It is
+    untried until its own drafts, beside a row that does not rest, have been right or wrong for
+    some steps.
+
     Attributes:
         is_possible: whether anything may be drafted for it.
         follows: whether the device alone knows the length of the sequence, because a row with
             drafts is in flight.
         gain: accepted drafts a step, the latest steps most; what it is credited with at first.
-        num_steps: of its last launch; a plain one of the same rows has as many.
+        num_steps: of its last launch, or the most that the next may have; a plain one of the same
+            rows has as many.
+        is_untried: whether it rests for what the drafts of others gained, and not for its own.
+        recent: what the engine's recent sequences gained, this one among them.
     """
 
     is_possible: bool = True
     follows: bool = False
-    gain: float = _FIRST_GAIN
+    gain: float = FIRST_GAIN
     num_steps: int = 1
+    is_untried: bool = False
+    recent: RecentDrafts = field(default_factory=RecentDrafts)
+    _num_first: int = _NUM_FIRST
     _rest: int = _FIRST_REST
     _resumes_at: int = 0
 
     def is_wanted(self, num_tokens: int) -> bool:
         """Whether a sequence of so many tokens is to draft."""
         return self.is_possible and num_tokens >= self._resumes_at
+
+    def begin(self, num_tokens: int) -> None:
+        """Begin with a rest, behind so many tokens of the sequence, if recent ones gained little.
+
+        Nothing changes where nothing may be drafted.
+        """
+        if self.is_possible and self.recent.begins_resting():
+            self.is_untried = True
+            self._rest_behind(num_tokens)
 
     def note(self, num_accepted: int, num_tokens: int) -> None:
         """Record a row that was read.
@@ -89,10 +113,18 @@ class DraftRecord:
             num_accepted: its drafts that were accepted.
             num_tokens: of the sequence, with them.
         """
+        if self._num_first > 0:
+            self._num_first -= 1
+            self.recent.note(num_accepted)
         self.gain += (num_accepted - self.gain) / _MEMORY
-        if self.gain > _FIRST_GAIN:
-            self._rest, self._resumes_at = _FIRST_REST, 0
-        elif self.gain < _LEAST_GAIN and self.is_wanted(num_tokens):
-            self.gain = _NEXT_GAIN
-            self._resumes_at = num_tokens + self._rest * self.num_steps
-            self._rest = min(2 * self._rest, _LONGEST_REST)
+        if self.gain > FIRST_GAIN:
+            self._rest, self._resumes_at, self.is_untried = _FIRST_REST, 0, False
+        elif self.gain < LEAST_GAIN:
+            self.is_untried = False
+            if self.is_wanted(num_tokens):
+                self._rest_behind(num_tokens)
+
+    def _rest_behind(self, num_tokens: int) -> None:
+        self.gain = NEXT_GAIN
+        self._resumes_at = num_tokens + self._rest * self.num_steps
+        self._rest = min(2 * self._rest, _LONGEST_REST)

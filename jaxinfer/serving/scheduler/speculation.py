@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from jaxinfer.sampling_params import FULL, FreeLogprobs
 from jaxinfer.serving.requests.draft_record import DraftCounts, DraftRecord
+from jaxinfer.serving.requests.recent_drafts import RecentDrafts
 from jaxinfer.serving.requests.request import Request, RequestStatus
 from jaxinfer.serving.scheduler.request_queues import RequestQueues
 from jaxinfer.serving.scheduler.rows import advance, extend_table, num_missing_blocks
@@ -46,9 +47,10 @@ class SpeculativePlanner:
     """Plans steps with drafts for the requests that can have them.
 
     A step has drafts where half of those want some, and then for all of them: a row that rests
-    from drafting loses nothing beside others. Requests that can't have any sit out alone: where
-    some run, or one waits that could be admitted, every other step is planned without drafts, and
-    in it the rows whose drafts are in flight have no part.
+    from drafting loses nothing beside others. Rows that rest untried don't count against those that
+    want some. Requests that can't have any sit out alone: where some run, or one waits that could
+    be admitted, every other step is planned without drafts, and in it the rows whose drafts are in
+    flight have no part.
 
     Args:
         queues: the requests, their slots and blocks.
@@ -59,6 +61,7 @@ class SpeculativePlanner:
         self._queues = queues
         self._sizes = speculation.sizes
         self._free_logprobs: FreeLogprobs = speculation.free_logprobs
+        self._recent = RecentDrafts()
         self._was_last = False
 
     def plan(self) -> Schedule | None:
@@ -72,7 +75,7 @@ class SpeculativePlanner:
     def _plan(self) -> Schedule | None:
         wanting: list[Request] = []
         resting: list[Request] = []
-        num_others = 0
+        num_others = num_tried = 0
         for request in self._queues.running.values():
             if request.num_pending_tokens == 0:  # its tokens in flight may end it
                 continue
@@ -84,11 +87,13 @@ class SpeculativePlanner:
                 wanting.append(request)
             else:
                 resting.append(request)
+                num_tried += not request.drafts.is_untried
         able = wanting + resting
         if len(able) > self._sizes[-1].rows:
             able, num_others = wanting, num_others + len(resting)
         size = next((size for size in self._sizes if size.rows >= len(able)), None)
-        if not wanting or size is None or max(num_others, len(able) // 2) > len(wanting):
+        most = max(num_others, (len(wanting) + num_tried) // 2)
+        if not wanting or size is None or most > len(wanting):
             return None
         shares = bool(num_others or self._one_waits())
         if shares and self._was_last:
@@ -115,7 +120,17 @@ class SpeculativePlanner:
         """
         mode = request.params.sampling_mode(self._free_logprobs)
         has_none = mode in FULL or request.constraint is not None or request.new.prefill_only
-        return DraftRecord(is_possible=not has_none)
+        record = DraftRecord(
+            is_possible=not has_none, num_steps=self._most_steps(), recent=self._recent
+        )
+        record.begin(request.num_known_tokens)
+        return record
+
+    def _most_steps(self) -> int:
+        """Steps that a launch of all running requests may have."""
+        num_rows = len(self._queues.running)
+        sizes = (size for size in self._sizes if size.rows >= num_rows)
+        return next(sizes, self._sizes[-1]).num_steps
 
     def _num_steps(self, requests: Sequence[Request], size: DraftSize) -> int:
         """Steps of a launch: one, if blocks are short of more or no row is likely to use them all.

@@ -16,6 +16,7 @@ from jaxinfer.serving.scheduler.speculation import DraftSize, Speculation
 from jaxinfer.serving.slots.adapter_datum import SLOT_OF_TOKEN
 from tests.model.draft_head.random_head import dflash_config, head_config, random_head
 from tests.serving.adapters.small_adapters import matrices, tree
+from tests.serving.always_draft import always_draft, begin_with_drafts
 from tests.serving.requests.host_request import host_request
 from tests.serving.small_llm import CONFIG, held_blocks, small_llm
 from tests.serving.test_speculative import METHODS, NUM_STEPS, launched_keys, params_of
@@ -55,7 +56,11 @@ def plain():
 @pytest.fixture(scope="module", params=METHODS)
 def drafting(request):
     steps = NUM_STEPS[request.param]
-    with engine(speculative_config=METHODS[request.param], num_decode_steps=steps) as llm:
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        engine(speculative_config=METHODS[request.param], num_decode_steps=steps) as llm,
+    ):
+        begin_with_drafts(patch)
         yield llm
 
 
@@ -150,8 +155,7 @@ def test_more_adapters_than_slots_change_no_answer(plain, drafting):
 
 @pytest.mark.parametrize("method", ["dflash", pytest.param("eagle3", marks=pytest.mark.exhaustive)])
 def test_heads_draft_for_adapted_layers(plain, method, tmp_path, monkeypatch):
-    # Drafts of a random head are hardly ever right, and would soon rest.
-    monkeypatch.setattr("jaxinfer.serving.requests.draft_record._LEAST_GAIN", 0.0)
+    always_draft(monkeypatch)
     save_draft_head(random_head(HEADS[method]), HEADS[method], tmp_path)
     config = {"method": method, "model": str(tmp_path), "num_speculative_tokens": 4}
     sampling = [params_of(name) for name in ("greedy", "penalty", "top_p", "temperature", "greedy")]
