@@ -9,7 +9,7 @@ import pytest
 
 from jaxinfer.kernels.attention.op import paged_attention
 from jaxinfer.kernels.attention.pages import Pages
-from jaxinfer.kernels.experts.mosaic import sorting
+from jaxinfer.kernels.experts.mosaic import places
 from jaxinfer.kernels.matmul.mosaic import medium, small
 from jaxinfer.kernels.matmul.quantized import QuantizedLinear
 from jaxinfer.kernels.mosaic import registers
@@ -56,9 +56,10 @@ def _gate_and_up_in_4_bits(B, *, zeros):
     return True
 
 
-def _places(tile_rows):
-    group = functools.partial(sorting.group, num_slots=8 * 64, num_experts=128)
-    compile_for_h200(functools.partial(group, tile_rows=tile_rows), _int32(8, 64), _int32(64))
+def _places(tokens, tile_rows):
+    group = functools.partial(places.group, num_slots=8 * tokens, num_experts=128)
+    group = functools.partial(group, tile_rows=tile_rows)
+    compile_for_h200(group, _int32(8, tokens), _int32(tokens))
     return True
 
 
@@ -70,7 +71,8 @@ _PROGRAMS = {
         for name in _LAYERS
         for B in (120, 248)
     },
-    "places of 64 tokens": functools.partial(_places, 32),
+    "places of 64 tokens": functools.partial(_places, 64, 32),
+    "places of 256 tokens": functools.partial(_places, 256, 32),
     "gate and up in 4 bits, a row": functools.partial(_gate_and_up_in_4_bits, 1, zeros=False),
     "gate and up in 4 bits, 16 rows": functools.partial(_gate_and_up_in_4_bits, 16, zeros=True),
 }

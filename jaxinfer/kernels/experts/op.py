@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from types import ModuleType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -41,6 +41,18 @@ class Columns(NamedTuple):
     weights: Float[Array, "k P"]
 
 
+class Logits(NamedTuple):
+    """Of what a kernel chose, for one that chooses them anew with more to say of it.
+
+    Attributes:
+        values: of the router.
+        normalize: weights of a token are divided by their sum.
+    """
+
+    values: Float[Array, "T X"]
+    normalize: bool
+
+
 class Routed(NamedTuple):
     """Tokens with their experts.
 
@@ -50,6 +62,7 @@ class Routed(NamedTuple):
         chosen: the experts of each; X stands for none.
         weights: theirs; float32 or in the dtype of x, in which they are rounded.
         columns: the same, where a kernel made them.
+        logits: of which `chosen` and `weights` follow, where a kernel made them.
     """
 
     x: Float[Array, "*batch E"]
@@ -57,6 +70,7 @@ class Routed(NamedTuple):
     chosen: Int32[Array, "T k"]
     weights: Float[Array, "T k"]
     columns: Columns | None = None
+    logits: Logits | None = None
 
     def renumbered(self, chosen: Int32[Array, "T k"]) -> Routed:
         """The same with other numbers for the experts."""
@@ -66,7 +80,7 @@ class Routed(NamedTuple):
         if self.columns is not None:
             padding = self.columns.weights.shape[1] - len(chosen)
             columns = self.columns._replace(chosen=jnp.pad(chosen.T, ((0, 0), (0, padding))))
-        return self._replace(chosen=chosen, columns=columns)
+        return self._replace(chosen=chosen, columns=columns, logits=None)
 
 
 def route(
@@ -102,7 +116,8 @@ def route(
     logits = _logits(x, hidden, norm, router, eps, kernels)
     columns = Columns(*mosaic.choose.choose(logits, num_chosen, normalize=normalize))
     chosen, weights = (each[:, : len(hidden)].T for each in columns)
-    return Routed(x, hidden, chosen, weights, columns)
+    # Where the choice is made anew and nothing else reads it, XLA leaves this one's launch out.
+    return Routed(x, hidden, chosen, weights, columns, Logits(logits, normalize))
 
 
 def _logits(
@@ -178,25 +193,31 @@ def _of_few_rows(
     residual: jax.Array | None = None,
 ) -> Float[Array, "T E"]:
     gate, up, down = matrices
-    rows, k, X = len(routed.x), routed.chosen.shape[1], len(gate)
-    mosaic, columns = module_of("mosaic", "experts"), routed.columns
-    sorting, lists = mosaic.sorting, mosaic.few_rows
-    if rows == 1 and columns is not None and not lacks_some:  # The list is what it chose.
-        chosen = routed.chosen.reshape(k)
-        listed = lists.Listed(jnp.full(1, k, jnp.int32), chosen, columns.weights)
-    elif columns is not None and sorting.supports(rows, X):
-        listed = sorting.list_experts(*columns, _tokens(is_token, columns, rows), rows, X)
-    else:
-        chosen = _of_tokens(routed.chosen, is_token, X)
-        listed = lists.list_experts(chosen, routed.weights, X)
+    rows, listed = len(routed.x), _list(routed, is_token, len(gate), lacks_some=lacks_some)
     inner = few.gated(routed.x, norm, gate, up, listed, eps=eps)
     return few.project_add(inner, down, listed, rows, residual)
+
+
+def _list(routed: Routed, is_token: jax.Array | None, num_experts: int, *, lacks_some: bool) -> Any:
+    """The experts that few rows chose, as `few_rows.Listed`."""
+    mosaic, columns, logits = module_of("mosaic", "experts"), routed.columns, routed.logits
+    rows, k = routed.chosen.shape
+    if rows == 1 and columns is not None and not lacks_some:  # The list is what it chose.
+        chosen = routed.chosen.reshape(k)
+        return mosaic.few_rows.Listed(jnp.full(1, k, jnp.int32), chosen, columns.weights)
+    if columns is None or not mosaic.lists.supports(rows, num_experts):
+        chosen = _of_tokens(routed.chosen, is_token, num_experts)
+        return mosaic.few_rows.list_experts(chosen, routed.weights, num_experts)
+    tokens = _tokens(is_token, columns, rows)
+    if logits is not None and mosaic.lists.supports_logits(logits.values):
+        return mosaic.lists.choose_and_list(logits.values, tokens, k, normalize=logits.normalize)
+    return mosaic.lists.list_experts(*columns, tokens, rows, num_experts)
 
 
 def _of_rows(
     routed: Routed, matrices: Matrices, is_token: jax.Array | None, kernels: Kernels
 ) -> Float[Array, "*batch E"]:
-    x, hidden, chosen, weights, _ = routed
+    x, hidden, chosen, weights = routed[:4]
     grouped, (gate, up, down) = _grouped(kernels, x, matrices), matrices
     if grouped is None:
         mixed = xla.mixture(hidden, chosen, weights, gate, up, down, is_token=is_token)
@@ -210,12 +231,12 @@ def _of_rows(
 
 
 def _group(routed: Routed, is_token: jax.Array | None, num_experts: int, tile_rows: int) -> Groups:
-    sorting = module_of("mosaic", "experts").sorting
+    places = module_of("mosaic", "experts").places
     chosen, columns = routed.chosen, routed.columns
-    if columns is None or not sorting.supports(len(chosen), num_experts):
+    if columns is None or not places.supports(len(chosen), num_experts):
         return group(_of_tokens(chosen, is_token, num_experts), num_experts, tile_rows)
     tokens = _tokens(is_token, columns, len(chosen))
-    return sorting.group(columns.chosen, tokens, chosen.size, num_experts, tile_rows)
+    return places.group(columns.chosen, tokens, chosen.size, num_experts, tile_rows)
 
 
 def _tokens(is_token: Bool[Array, " T"] | None, columns: Columns, rows: int) -> Int32[Array, " P"]:

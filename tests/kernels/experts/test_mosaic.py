@@ -14,6 +14,7 @@ from jaxinfer.kernels.experts.mosaic import choose, few_rows, grouped
 from jaxinfer.kernels.experts.mosaic.grouped_plan import GroupedConfig
 from jaxinfer.kernels.matmul.op import ResidualStream
 from jaxinfer.kernels.policy import Kernels
+from tests import hlo
 from tests.kernels.h200_target import compile_for_h200, needs_plugin
 
 X, E, F, K, EPS = 64, 512, 192, 4, 1e-6
@@ -143,9 +144,42 @@ def test_a_layer_compiles_and_few_values_lie_in_local_memory(T, monkeypatch, cap
     few = {"few_rows_gated", "few_rows_down"}
     assert (few if T <= 16 else {"experts_gated", "experts_project", "spread_rows"}) <= kernels
     assert "choose_experts" in kernels
+    assert ("choose_and_list" in kernels) == (1 < T <= 16)
     dump = "".join(capfd.readouterr())
     spilled = dict(re.findall(r"'(\w+?)_mosaic_gpu_kernel'.*?(\d+) bytes spill", dump))
     assert {name for name, count in spilled.items() if int(count) > 64} <= {"group_rows"}
+
+
+@needs_plugin
+@pytest.mark.parametrize(
+    ("T", "shown", "launched"),
+    [
+        (1, (), {"choose_experts"}),
+        (2, (), {"choose_and_list"}),
+        (16, (), {"choose_and_list"}),
+        (16, ("chosen",), {"choose_and_list", "choose_experts"}),
+        (16, ("anew",), {"list_experts", "choose_experts"}),
+        (32, (), {"group_rows", "choose_experts"}),
+    ],
+)
+def test_few_rows_choose_and_list_in_one_launch(T, shown, launched):
+    """Nothing else is launched unless somebody reads the choice."""
+
+    def run(x, norm, router, *matrices):
+        routed = op.route(
+            ResidualStream(x), norm, router, 8, normalize=True, eps=EPS, kernels=MOSAIC
+        )
+        if "anew" in shown:
+            routed = routed.renumbered(len(router) - 1 - routed.chosen)
+        mixed = op.mix_add(routed, norm, matrices, eps=EPS, kernels=MOSAIC).summed()
+        return mixed, routed.chosen if "chosen" in shown else None
+
+    gate, down = _shape(128, F, E), _shape(128, E, F)
+    shapes = _shape(T, E), _shape(E), _shape(128, E), gate, gate, down
+    kernels = hlo.mosaic_kernels(compile_for_h200(run, *shapes).as_text())
+    of_choice = {"choose_experts", "choose_and_list", "list_experts", "group_rows"}
+    found = {name: count for name, count in kernels.items() if name in of_choice}
+    assert found == dict.fromkeys(launched, 1)
 
 
 @pytest.mark.parametrize(
@@ -207,13 +241,15 @@ def test_experts_that_are_numbered_anew_are_so_in_their_columns():
     """As devices number their own, and replicas' places."""
     chosen, weights = jnp.array([[3, 5], [1, 4]]), jnp.ones((2, 2), jnp.bfloat16)
     columns = op.Columns(jnp.pad(chosen.T, ((0, 0), (0, 62))), jnp.ones((2, 64)))
-    routed = op.Routed(jnp.ones((2, 8)), jnp.ones((2, 8)), chosen, weights, columns)
+    logits = op.Logits(jnp.ones((2, 64), jnp.bfloat16), normalize=True)
+    routed = op.Routed(jnp.ones((2, 8)), jnp.ones((2, 8)), chosen, weights, columns, logits)
     assert routed.renumbered(chosen) is routed
     anew = routed.renumbered(chosen + 1)
     np.testing.assert_array_equal(anew.chosen, chosen + 1)
     np.testing.assert_array_equal(anew.columns.chosen[:, :2], (chosen + 1).T)
     assert anew.columns.chosen.shape == (2, 64)
     assert anew.columns.weights is columns.weights
+    assert anew.logits is None
     assert routed._replace(columns=None).renumbered(chosen + 1).columns is None
 
 

@@ -70,6 +70,18 @@ def test_as_few_blocks_share_a_tile_as_occupy_half_the_chip(size, matrices, tile
     assert 64 * 1024 <= ring <= 128 * 1024
 
 
+@pytest.mark.parametrize(
+    ("size", "tiles", "splits", "stages"),
+    [
+        (4096, 32, 4, 4),  # o of 30B-A3B: 6.4 us, and 8.9 with six stages.
+        (12288, 64, 2, 6),  # down of 8B.
+    ],
+)
+def test_blocks_of_large_clusters_have_less_in_flight(size, tiles, splits, stages):
+    config = choose_config(8, size, 1, tiles)
+    assert (config.splits, config.stages) == (splits, stages)
+
+
 @given(
     B=st.sampled_from([1, 2, 4, 8, 16]),
     size=st.integers(1, 500).map(lambda n: n * TILE),

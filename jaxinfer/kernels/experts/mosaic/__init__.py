@@ -6,7 +6,8 @@ from jaxinfer.kernels.experts.mosaic import (
     few_rows_codes,
     grouped,
     grouped_codes,
-    sorting,
+    lists,
+    places,
     spread,
     spread_codes,
 )
@@ -17,7 +18,8 @@ __all__ = [
     "few_rows_codes",
     "grouped",
     "grouped_codes",
-    "sorting",
+    "lists",
+    "places",
     "spread",
     "spread_codes",
 ]

@@ -2,25 +2,32 @@
 
 XLA sorts for it, in several launches. A warp holds a row's probabilities and looks for the largest
 k times; then it takes the chosen ones in the order of their numbers, in which products with experts
-are added up.
+are added up. A row has a warp of its own whatever the number of rows, so that its sums are added in
+one order. Maxima are of integers, each of which is one instruction of a warp: floats that are not
+negative are ordered as their bits are.
 """
 
 from __future__ import annotations
 
 import functools
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
-from jaxtyping import Array, Float, Int32
+from jaxtyping import Array, Bool, Float, Int32
 
+from jaxinfer.kernels.mosaic.pages import RegisterLayout
 from jaxinfer.kernels.mosaic.rows import load_global, row_layout, rows_at_once, store_anyhow
+
+ROWS = 4
+"""Of a block at most, one a warp."""
 
 _COLUMNS = 32  # of a warp, one a thread
 _MOST_EXPERTS = 512
-_PADDED = 64  # columns, as `sorting.py` reads them
+_PADDED = 64  # columns, as `places.py` and `lists.py` read them
 
 
 def supports(num_experts: int, num_chosen: int) -> bool:
@@ -46,7 +53,7 @@ def choose(
     T, X = logits.shape
     if not supports(X, num_chosen):
         raise ValueError(f"experts must number a multiple of 32 up to 512, not {X}")
-    padded, rows = -(-T // _PADDED) * _PADDED, rows_at_once(T)
+    padded, rows = -(-T // _PADDED) * _PADDED, min(rows_at_once(T), ROWS)
     return plgpu.kernel(
         functools.partial(_block, rows, num_chosen, normalize),
         out_type=(
@@ -61,39 +68,77 @@ def choose(
     )(logits)
 
 
+class Likeliest(NamedTuple):
+    """What rows of logits chose.
+
+    Attributes:
+        taken: k experts of each row, the first k of a row with a NaN.
+        weights: of all experts, taken or not; NaN in a row with a NaN.
+    """
+
+    taken: Bool[Array, "T X"]
+    weights: Float[Array, "T X"]
+
+
+def likeliest(
+    logits: Float[Array, "T X"],
+    backwards: Int32[Array, "T X"],
+    num_chosen: int,
+    dtype: jax.typing.DTypeLike,
+    *,
+    normalize: bool,
+) -> Likeliest:
+    """The choice of rows in registers, inside a kernel.
+
+    Args:
+        logits: float32, in a layout of `row_layout` with at most `ROWS` rows, or its repetition.
+        backwards: of `numbers_backwards` in that layout.
+        num_chosen: k.
+        dtype: weights, float32, are rounded to it.
+        normalize: a row's weights are divided by the sum of those taken.
+    """
+    X = logits.shape[1]
+    shifted = jnp.exp(logits - _spread(logits.max(axis=1), X))
+    total = _spread(shifted.sum(axis=1), X)
+    likely = shifted / total
+    left = lax.bitcast_convert_type(likely, jnp.int32)
+    for _ in range(num_chosen):
+        # The first of the largest: of numbers backwards, so that it is a maximum, too.
+        is_largest = left == _spread(left.max(axis=1), X)
+        first = jnp.where(is_largest, backwards, jnp.zeros_like(backwards)).max(axis=1)
+        left = jnp.where(backwards == _spread(first, X), jnp.full_like(left, -1), left)
+    # Bits of NaN may say anything.
+    is_first = backwards > X - num_chosen
+    of_nan = jnp.where(is_first, jnp.full_like(left, -1), jnp.zeros_like(left))
+    taken = jnp.where(total == total, left, of_nan) < 0
+    if normalize:
+        chosen = jnp.where(taken, likely, jnp.zeros_like(likely))
+        likely = likely / _spread(chosen.sum(axis=1), X)
+    return Likeliest(taken, likely.astype(dtype).astype(jnp.float32))
+
+
+def numbers_backwards(rows: int, columns: int, layout: RegisterLayout) -> Int32[Array, "T X"]:
+    """X, which is `columns`, for the first expert of each row, 1 for the last."""
+    return columns - plgpu.broadcasted_iota(jnp.int32, (rows, columns), 1, layout=layout)
+
+
 def _block(rows, num_chosen, normalize, logits, chosen, weights):
     own = pl.ds(lax.axis_index("rows") * rows, rows)
-    X = logits.shape[1]
+    X, dtype = logits.shape[1], logits.dtype
     layout = row_layout(rows, X)
     values = load_global(logits.at[own, :], layout).astype(jnp.float32)
-    number = plgpu.broadcasted_iota(jnp.int32, (rows, X), 1, layout=layout).astype(jnp.float32)
-
-    def spread(of_rows):
-        return lax.broadcast_in_dim(of_rows, (rows, X), [0])
-
-    shifted = jnp.exp(values - spread(values.max(axis=1)))
-    likely = shifted / spread(shifted.sum(axis=1))
-    left, taken = likely, jnp.zeros_like(likely)
-    for _ in range(num_chosen):
-        # The first of the largest: as a number, so that it is a maximum, too.
-        largest = spread(left.max(axis=1))
-        backwards = jnp.where(left == largest, X - number, jnp.zeros_like(number))
-        is_next = number == spread(X - backwards.max(axis=1))
-        taken = jnp.where(is_next, jnp.ones_like(taken), taken)
-        left = jnp.where(is_next, jnp.full_like(left, -1.0), left)
-    if normalize:
-        likely = likely / spread((likely * taken).sum(axis=1))
-    rounded = likely.astype(logits.dtype).astype(jnp.float32)
-    total = shifted.sum(axis=1)
-    last = jnp.full_like(total, -1.0)
+    backwards = numbers_backwards(rows, X, layout)
+    taken, of_experts = likeliest(values, backwards, num_chosen, dtype, normalize=normalize)
+    left = jnp.where(taken, backwards, jnp.zeros_like(backwards))
     for i in range(num_chosen):
-        is_later = (taken > 0) & (number > spread(last))
-        backwards = jnp.where(is_later, X - number, jnp.zeros_like(number)).max(axis=1)
-        last = X - backwards
-        weight = jnp.where(number == spread(last), rounded, jnp.zeros_like(rounded)).sum(axis=1)
-        # Where there is a NaN nothing is the largest: the first experts, so that it is seen.
-        is_known = total == total
-        weight = jnp.where(is_known, weight, total)
-        index = jnp.where(is_known, last, jnp.full_like(last, float(i)))
-        store_anyhow(chosen.at[i, own], index.astype(jnp.int32))
+        first = left.max(axis=1)
+        is_it = backwards == _spread(first, X)
+        weight = jnp.where(is_it, of_experts, jnp.zeros_like(of_experts)).sum(axis=1)
+        left = jnp.where(is_it, jnp.zeros_like(left), left)
+        store_anyhow(chosen.at[i, own], X - first)
         store_anyhow(weights.at[i, own], weight)
+
+
+def _spread(of_rows: jax.Array, columns: int) -> jax.Array:
+    """A row's value in all of its columns."""
+    return lax.broadcast_in_dim(of_rows, (*of_rows.shape, columns), [0])

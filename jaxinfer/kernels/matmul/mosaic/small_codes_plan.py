@@ -19,6 +19,8 @@ from jaxinfer.kernels.matmul.mosaic.small_plan import (
 from jaxinfer.kernels.matmul.weight_form import GROUP, TILE, WeightForm
 
 _WIDENING = 96  # blocks that widen codes about as fast as the memory gives them
+_WIDENING_SHORT = 80  # the same, where a contraction is too short for that speed
+_SHORT = 2048  # inputs of such a contraction
 _MOST_CONSUMERS = 4  # with the producer's, 640 threads of 96 registers
 _LARGE_STAGE_BYTES = 8 * 1024
 _PIECE = 1024  # activations in registers at once, beside a widened tile
@@ -118,7 +120,8 @@ def plan_codes(
     if config is not None:
         return CodesPlan(*problem, config, form, has_norm)
     fitting = _fitting(*problem, form, has_norm)
-    busy = (plan for plan in fitting if plan.tiles * plan.splits >= _WIDENING)
+    fewest = _WIDENING if shapes[0][1] > _SHORT else _WIDENING_SHORT
+    busy = (plan for plan in fitting if plan.tiles * plan.splits >= fewest)
     return next(busy, fitting[-1])
 
 

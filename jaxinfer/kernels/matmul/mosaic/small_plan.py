@@ -24,6 +24,7 @@ _STREAMING_WHOLE = 64  # where each asks for its whole slice at once
 _RING_BYTES = 128 * 1024  # of weights that a block has in flight, at most
 _LEAST_RING_BYTES = 64 * 1024
 FLIGHT_BYTES = 13 * 2**20  # that blocks have in flight together: more made them slower
+_LARGE_CLUSTER, _FLIGHT_BYTES_OF_LARGE = 4, 8 * 2**20  # the same, where as many share a tile
 _PIECE = 8192  # activations in registers at once, 64 a thread
 
 
@@ -186,7 +187,8 @@ def _fitting(B: int, size: int, matrices: int, tiles: int) -> list[SmallConfig]:
         part, blocks = size // splits, tiles * splits
         chunk = next(c for c in _CHUNKS if part % c == 0)
         whole, stage = (matrices * TILE * columns * 2 for columns in (part, chunk))
-        flight = _RING_BYTES if blocks > MULTIPROCESSORS else FLIGHT_BYTES // blocks
+        useful = FLIGHT_BYTES if splits < _LARGE_CLUSTER else _FLIGHT_BYTES_OF_LARGE
+        flight = _RING_BYTES if blocks > MULTIPROCESSORS else useful // blocks
         ring = min(whole, _RING_BYTES, max(flight, _LEAST_RING_BYTES))
         ring = min(ring, SHARED_BYTES - _bytes_beside(_columns(B), matrices, size, splits))
         if ring >= min(whole, _LEAST_RING_BYTES):
