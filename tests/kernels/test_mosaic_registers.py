@@ -56,10 +56,9 @@ def _gate_and_up_in_4_bits(B, *, zeros):
     return True
 
 
-def _places(tokens, tile_rows):
-    group = functools.partial(places.group, num_slots=8 * tokens, num_experts=128)
-    group = functools.partial(group, tile_rows=tile_rows)
-    compile_for_h200(group, _int32(8, tokens), _int32(tokens))
+def _places(tile_rows):
+    group = functools.partial(places.group, num_slots=8 * 64, num_experts=128)
+    compile_for_h200(functools.partial(group, tile_rows=tile_rows), _int32(8, 64), _int32(64))
     return True
 
 
@@ -71,8 +70,7 @@ _PROGRAMS = {
         for name in _LAYERS
         for B in (120, 248)
     },
-    "places of 64 tokens": functools.partial(_places, 64, 32),
-    "places of 256 tokens": functools.partial(_places, 256, 32),
+    "places of 64 tokens": functools.partial(_places, 32),
     "gate and up in 4 bits, a row": functools.partial(_gate_and_up_in_4_bits, 1, zeros=False),
     "gate and up in 4 bits, 16 rows": functools.partial(_gate_and_up_in_4_bits, 16, zeros=True),
 }

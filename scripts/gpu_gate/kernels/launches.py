@@ -17,7 +17,7 @@ from jaxinfer.kernels.attention import op as attention
 from jaxinfer.kernels.attention.pages import Pages
 from jaxinfer.kernels.attention.shared_prefix import SharedPrefixes, rows_in_item
 from jaxinfer.kernels.experts.codes import QuantizedExperts
-from jaxinfer.kernels.experts.op import Columns, Routed, mix
+from jaxinfer.kernels.experts.op import Columns, Logits, Routed, mix
 from jaxinfer.kernels.implementations import module_of
 from jaxinfer.kernels.matmul.quantized import QuantizedLinear
 from jaxinfer.kernels.norms.xla import rms_norm
@@ -340,7 +340,9 @@ def _mixed(what: str, T: int, norm: jax.Array, matrices: Any, near: float) -> La
         columns = Columns(*choose.choose(logits, k, normalize=True))
         hidden, rows = read(x, matrices[0]), len(x)
         chosen, weights = (each[:, :rows].T for each in columns)
-        routed = Routed(x, hidden, chosen, weights, columns)
+        # Codes are listed by themselves, others together with their choice.
+        anew = None if isinstance(matrices[0], QuantizedExperts) else Logits(logits, normalize=True)
+        routed = Routed(x, hidden, chosen, weights, columns, anew)
         is_token = jnp.arange(rows) % 3 != 1
         options: dict[str, Any] = {"is_token": is_token, "eps": _EPS, "kernels": kernels}
         return mix(routed, norm, matrices, **options, lacks_some=True)

@@ -115,7 +115,7 @@ def _check_spread(T, E):
 @pytest.mark.parametrize("tile_rows", [16, 64, 128])
 @pytest.mark.parametrize(
     ("T", "k", "X"),
-    [(17, 8, 128), (64, 8, 128), (33, 2, 64), (130, 8, 128), (256, 8, 128), (200, 2, 64)],
+    [(17, 8, 128), (64, 8, 128), (33, 2, 64)],
 )
 def test_rows_get_the_places_that_xla_gives_them(T, k, X, tile_rows):
     _check_groups(T, k, X, tile_rows)
@@ -158,9 +158,9 @@ def test_rows_are_copied_to_their_places(T, E):
 def test_kernels_of_each_number_of_experts_compile(X):
     def run(logits, chosen, is_token):
         listed = lists.choose_and_list(logits, is_token, 8, normalize=True)
-        return listed, places.group(chosen, is_token, 8 * 128, X, 64)
+        return listed, places.group(chosen, is_token, 8 * 64, X, 64)
 
-    types = (16, X, jnp.bfloat16), (8, 128, jnp.int32), (128, jnp.int32)
+    types = (16, X, jnp.bfloat16), (8, 64, jnp.int32), (64, jnp.int32)
     shapes = [jax.ShapeDtypeStruct(shape, dtype) for *shape, dtype in types]
     assert compile_for_h200(run, *shapes)
 
@@ -173,7 +173,7 @@ def interpreted(monkeypatch):
 @pytest.mark.usefixtures("interpreted")
 @pytest.mark.parametrize(
     ("T", "tile_rows"),
-    [(20, 16), *(pytest.param(T, 64, marks=pytest.mark.slow) for T in (64, 200, 256))],
+    [(20, 16), pytest.param(64, 64, marks=pytest.mark.slow)],
 )
 def test_rows_get_their_places_in_the_interpreter(T, tile_rows):
     _check_groups(T, 3, 64, tile_rows)

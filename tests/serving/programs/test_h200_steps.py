@@ -423,7 +423,7 @@ _30B = dataclasses.replace(shape_config("30b-a3b"), num_hidden_layers=3)
         (1, {"choose_experts": 1, "few_rows_codes_gated": 1, "few_rows_codes_down": 1}),
         (8, {"choose_and_list": 1, "few_rows_codes_gated": 1, "few_rows_codes_down": 1}),
         (16, {"group_rows": 1, "spread_codes": 1, "experts_codes_gated": 1}),
-        (256, {"group_rows": 1, "spread_codes": 1, "experts_codes_gated": 1}),
+        (256, {"spread_codes": 1, "experts_codes_gated": 1, "experts_codes_project": 1}),
     ],
 )
 def test_experts_in_blocks_of_float8_are_read_as_codes(rows, kernels):

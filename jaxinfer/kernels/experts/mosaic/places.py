@@ -1,11 +1,10 @@
-"""Places for rows of experts, for up to 256 tokens in one launch.
+"""Places for rows of experts, for up to 64 tokens in one launch.
 
-XLA takes some ten launches for what `groups.group` says, each as long as these sums. Here a
-warpgroup does it for each 64 tokens: `C[expert, token]` says who chose whom. Its sums are counts,
-and a triangle of ones times it, on tensor cores, adds up what comes before. All are whole numbers
-that bfloat16 holds, summed in float32. Each warpgroup counts all tokens, so that none waits for
-another. What is said of experts alone is kept once, as a vector in shared memory: spread over all
-rows of a matrix it would take more registers than there are.
+XLA takes some ten launches for what `groups.group` says, each as long as these sums. Here one
+warpgroup does it: `C[expert, token]` says who chose whom. Its sums are counts, and a triangle of
+ones times it, on tensor cores, adds up what comes before. All are whole numbers that bfloat16
+holds, summed in float32. What is said of experts alone is kept once, as a vector in shared memory:
+spread over all rows of a matrix it would take more registers than there are.
 """
 
 from __future__ import annotations
@@ -41,12 +40,10 @@ from jaxinfer.kernels.experts.mosaic.warpgroup import (
 from jaxinfer.kernels.mosaic.pages import SWIZZLED, Ref, Scalar
 from jaxinfer.kernels.mosaic.rows import store_anyhow
 
-_MOST_TOKENS = 256  # whose counts bfloat16 holds
-
 
 def supports(num_tokens: int, num_experts: int) -> bool:
     """Whether the kernel takes so many."""
-    return num_tokens <= _MOST_TOKENS and num_experts in EXPERTS
+    return num_tokens <= ROWS and num_experts in EXPERTS
 
 
 def group(
@@ -56,11 +53,10 @@ def group(
     num_experts: int,
     tile_rows: int,
 ) -> Groups:
-    """`groups.group` of up to 256 tokens.
+    """`groups.group` of up to 64 tokens.
 
     Args:
-        chosen: experts of each token, a column a token, N of them a multiple of 64; `num_experts`
-            is none.
+        chosen: experts of each token, a column a token, N of them 64; `num_experts` is none.
         is_token: 0 for columns that chose none, whatever they hold.
         num_slots: experts that tokens can have chosen, at most.
         num_experts: X, 64 or 128.
@@ -78,7 +74,6 @@ def group(
             "c_smem": plgpu.SMEM((num_experts, ROWS), jnp.bfloat16, transforms=SWIZZLED),
             "kept": plgpu.SMEM((len(_Kept), num_experts), jnp.float32),
         },
-        blocks=chosen.shape[1] // ROWS,
     )(chosen, is_token)
     return Groups(places, num_places, Tiles(*tiles))
 
@@ -88,7 +83,6 @@ class _Kept(enum.IntEnum):
 
     Attributes:
         SIZE: its places.
-        BEFORE: tokens of earlier blocks that chose it.
         START: the first of its places.
         TILES: how many tiles it has.
         FIRST: the number of its first tile.
@@ -98,49 +92,37 @@ class _Kept(enum.IntEnum):
     """
 
     SIZE = 0
-    BEFORE = 1
-    START = 2
-    TILES = 3
-    FIRST = 4
-    END = 5
-    OFFSET = 6
-    STOP = 7
+    START = 1
+    TILES = 2
+    FIRST = 3
+    END = 4
+    OFFSET = 5
+    STOP = 6
 
 
 def _group(tile_rows, num_places, chosen, is_token, places, total, experts, firsts, ends, *,
            e_smem, c_smem, kept):  # fmt: skip
-    X, block, blocks = c_smem.shape[0], lax.axis_index("block"), chosen.shape[1] // ROWS
+    X = c_smem.shape[0]
     keep_experts(chosen, is_token, e_smem, X)
-    _keep_starts(tile_rows, kept, _keep_sizes(tile_rows, block, e_smem, c_smem, kept))
-    first = _of_experts(kept, _Kept.START) + _of_experts(kept, _Kept.BEFORE)
-    place = columnwise(first) + product(_triangle(), c_smem.transpose((1, 0)), X)
-    own = pl.ds(block * ROWS, ROWS)
+    _keep_starts(tile_rows, kept, _keep_sizes(tile_rows, e_smem, c_smem, kept))
+    start = columnwise(_of_experts(kept, _Kept.START))
+    place = start + product(_triangle(), c_smem.transpose((1, 0)), X)
 
     def write_places(j: Scalar, _: None) -> None:
-        expert = load(e_smem.at[j, own], OF_ROWS)
+        expert = load(e_smem.at[j], OF_ROWS)
         found = sum_where(rowwise(expert, X) == column_numbers(X), place).astype(jnp.int32)
         found = jnp.where(expert < X, found, jnp.full_like(found, num_places))
-        store_anyhow(places.at[j, own], found)
+        store_anyhow(places.at[j, pl.ds(0, ROWS)], found)
 
     lax.fori_loop(0, chosen.shape[0], write_places, None)
-
-    @pl.when(block == 0)
-    def _write_total():
-        last = columnwise(_of_experts(kept, _Kept.END)).max(axis=1)
-        store_anyhow(total, last.astype(jnp.int32))
-
-    def write_tiles(turn: Scalar, _: None) -> None:
-        n = turn * blocks + block
-
-        @pl.when(n < experts.shape[0] // ROWS)
-        def _write():
-            _write_tiles(tile_rows, n, kept, experts, firsts, ends)
-
-    lax.fori_loop(0, -(-experts.shape[0] // ROWS // blocks), write_tiles, None)
+    last = columnwise(_of_experts(kept, _Kept.END)).max(axis=1)
+    store_anyhow(total, last.astype(jnp.int32))
+    write = functools.partial(_write_tiles, tile_rows, kept, experts, firsts, ends)
+    lax.fori_loop(0, experts.shape[0] // ROWS, write, None)
 
 
 def _write_tiles(
-    tile_rows: int, n: Scalar, kept: Ref, experts: Ref, firsts: Ref, ends: Ref
+    tile_rows: int, kept: Ref, experts: Ref, firsts: Ref, ends: Ref, n: Scalar, _: None
 ) -> None:
     """The n-th `ROWS` tiles."""
     X = kept.shape[1]
@@ -160,9 +142,9 @@ def _write_tiles(
 
 
 def _keep_sizes(
-    tile_rows: int, own: Scalar, e_smem: Ref, c_smem: Ref, kept: Ref
+    tile_rows: int, e_smem: Ref, c_smem: Ref, kept: Ref
 ) -> list[tuple[jax.Array, jax.Array]]:
-    """Who of a block's own tokens chose each expert, and counts of all, in shared memory.
+    """Who chose each expert, and how many places and tiles it has, in shared memory.
 
     Returns:
         Places and tiles of each `ROWS` experts. Of 64 experts they can't be loaded by rows where
@@ -170,63 +152,38 @@ def _keep_sizes(
     """
     sizes = []
     for first in range(0, c_smem.shape[0], ROWS):
-        before, count = _count(first, own, e_smem, c_smem)
-        half, size = pl.ds(first, ROWS), _up(count, ALIGNMENT)
+        own, number = pl.ds(first, ROWS), row_numbers(ROWS) + first
+
+        def add(j: Scalar, choice: jax.Array, number=number) -> jax.Array:
+            expert = columnwise(load(e_smem.at[j], OF_COLUMNS))
+            return jnp.where(expert == number, jnp.ones_like(choice), choice)
+
+        choice = lax.fori_loop(0, e_smem.shape[0], add, zeros(ROWS))
+        size = _up(choice.sum(axis=1), ALIGNMENT)
         tiles = _up(size, tile_rows) * (1 / tile_rows)
-        store_anyhow(kept.at[_Kept.BEFORE, half], before)
-        store_anyhow(kept.at[_Kept.SIZE, half], size)
-        store_anyhow(kept.at[_Kept.TILES, half], tiles)
+        store_anyhow(c_smem.at[own], choice.astype(jnp.bfloat16))
+        store_anyhow(kept.at[_Kept.SIZE, own], size)
+        store_anyhow(kept.at[_Kept.TILES, own], tiles)
         sizes.append((size, tiles))
     plgpu.commit_smem()
     return sizes
-
-
-def _count(first: int, own: Scalar, e_smem: Ref, c_smem: Ref) -> tuple[jax.Array, jax.Array]:
-    """Tokens of earlier blocks, and all, that chose each of `ROWS` experts; the own ones' choice.
-
-    Args:
-        first: of the experts.
-        own: the number of the block whose choice is kept.
-    """
-    k, N = e_smem.shape
-    number = row_numbers(ROWS) + first
-
-    def add(block: Scalar, counts: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
-        tokens = pl.ds(block * ROWS, ROWS)
-
-        def choose(j: Scalar, choice: jax.Array) -> jax.Array:
-            expert = columnwise(load(e_smem.at[j, tokens], OF_COLUMNS))
-            return jnp.where(expert == number, jnp.ones_like(choice), choice)
-
-        choice = lax.fori_loop(0, k, choose, zeros(ROWS))
-
-        @pl.when(block == own)
-        def _keep():
-            store_anyhow(c_smem.at[pl.ds(first, ROWS)], choice.astype(jnp.bfloat16))
-
-        before, count = counts
-        more = choice.sum(axis=1)
-        return before + more * (block < own).astype(jnp.float32), count + more
-
-    none = plgpu.layout_cast(jnp.zeros(ROWS, jnp.float32), OF_ROWS)
-    return lax.fori_loop(0, N // ROWS, add, (none, none))
 
 
 def _keep_starts(tile_rows: int, kept: Ref, sizes: list[tuple[jax.Array, jax.Array]]) -> None:
     """Where each expert's places and tiles begin and end, in shared memory."""
     X = kept.shape[1]
     for n, (size, tiles) in enumerate(sizes):
-        half = pl.ds(n * ROWS, ROWS)
+        own = pl.ds(n * ROWS, ROWS)
         is_before = column_numbers(X) < row_numbers(X) + n * ROWS
         start, first = (
             sum_where(is_before, columnwise(_of_experts(kept, which)))
             for which in (_Kept.SIZE, _Kept.TILES)
         )
-        store_anyhow(kept.at[_Kept.START, half], start)
-        store_anyhow(kept.at[_Kept.STOP, half], start + size)
-        store_anyhow(kept.at[_Kept.FIRST, half], first)
-        store_anyhow(kept.at[_Kept.END, half], first + tiles)
-        store_anyhow(kept.at[_Kept.OFFSET, half], start - first * tile_rows)
+        store_anyhow(kept.at[_Kept.START, own], start)
+        store_anyhow(kept.at[_Kept.STOP, own], start + size)
+        store_anyhow(kept.at[_Kept.FIRST, own], first)
+        store_anyhow(kept.at[_Kept.END, own], first + tiles)
+        store_anyhow(kept.at[_Kept.OFFSET, own], start - first * tile_rows)
     plgpu.commit_smem()
 
 

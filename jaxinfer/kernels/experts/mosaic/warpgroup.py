@@ -15,7 +15,7 @@ from jaxinfer.kernels.mosaic.pages import Ref
 from jaxinfer.kernels.mosaic.rows import store_anyhow
 
 ROWS = 64
-"""Tokens, or tiles at once: wgmma's M. Arguments are padded to whole ones of tokens."""
+"""Tokens, or tiles at once: wgmma's M. Arguments are padded to as many tokens."""
 EXPERTS = (64, 128)
 """Numbers of experts that are columns."""
 
@@ -28,15 +28,12 @@ def launch(
     out: tuple[jax.ShapeDtypeStruct, ...],
     name: str,
     scratch: dict[str, Any],
-    blocks: int = 1,
 ) -> Callable[..., Any]:
-    """A kernel of one warpgroup a block, numbered by the axis "block"."""
+    """A kernel of one warpgroup."""
     return plgpu.kernel(
         block,
         out_type=out,
         scratch_types=scratch,
-        grid=(blocks,),
-        grid_names=("block",),
         # All that one thread writes and another reads is committed in between.
         compiler_params=plgpu.CompilerParams(unsafe_no_auto_barriers=True),
         kernel_name=name,
@@ -49,16 +46,13 @@ def scalar() -> jax.ShapeDtypeStruct:
 
 
 def keep_experts(chosen: Ref, is_token: Ref, e_smem: Ref, num_experts: int) -> None:
-    """The experts of tokens ``[k, N]`` in shared memory, and `num_experts`, none, of padding."""
-    k, N = chosen.shape
-    for first in range(0, N, ROWS):
-        own = pl.ds(first, ROWS)
-        is_one = load(is_token.at[own], OF_ROWS) > 0
-        # All are asked for before the first is needed.
-        given = [load(chosen.at[j, own], OF_ROWS) for j in range(k)]
-        for j, expert in enumerate(given):
-            known = jnp.where(is_one, expert, jnp.full_like(expert, num_experts))
-            store_anyhow(e_smem.at[j, own], known)
+    """The experts of tokens ``[k, 64]`` in shared memory, and `num_experts`, none, of padding."""
+    is_one = load(is_token.at[pl.ds(0, ROWS)], OF_ROWS) > 0
+    # All are asked for before the first is needed.
+    given = [load(chosen.at[j, pl.ds(0, ROWS)], OF_ROWS) for j in range(chosen.shape[0])]
+    for j, expert in enumerate(given):
+        known = jnp.where(is_one, expert, jnp.full_like(expert, num_experts))
+        store_anyhow(e_smem.at[j], known)
     plgpu.commit_smem()
 
 

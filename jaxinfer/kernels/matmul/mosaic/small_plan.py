@@ -19,10 +19,8 @@ _ROWS = (1, 2, 4, 8, MOST_ROWS)
 _CHUNKS = (128, 64)  # of the contraction, in a pipeline stage; multiples of the 128-byte swizzle
 _MAX_CLUSTER = 8  # blocks, the largest portable cluster
 SHARED_BYTES = 223 * 1024  # that a block may have beside its barriers and results
-_STREAMING = 66  # multiprocessors that can ask for all that the memory gives
-_STREAMING_WHOLE = 64  # where each asks for its whole slice at once
-_RING_BYTES = 128 * 1024  # of weights that a block has in flight, at most
-_LEAST_RING_BYTES = 64 * 1024
+_STREAMING, _STREAMING_WHOLE = 66, 64  # multiprocessors that keep the memory busy; by whole slices
+_LEAST_RING_BYTES, _RING_BYTES = 64 * 1024, 128 * 1024  # of weights that a block has in flight
 FLIGHT_BYTES = 13 * 2**20  # that blocks have in flight together: more made them slower
 _LARGE_CLUSTER, _FLIGHT_BYTES_OF_LARGE = 4, 8 * 2**20  # the same, where as many share a tile
 _PIECE = 8192  # activations in registers at once, 64 a thread
@@ -187,10 +185,10 @@ def _fitting(B: int, size: int, matrices: int, tiles: int) -> list[SmallConfig]:
         part, blocks = size // splits, tiles * splits
         chunk = next(c for c in _CHUNKS if part % c == 0)
         whole, stage = (matrices * TILE * columns * 2 for columns in (part, chunk))
-        useful = FLIGHT_BYTES if splits < _LARGE_CLUSTER else _FLIGHT_BYTES_OF_LARGE
-        flight = _RING_BYTES if blocks > MULTIPROCESSORS else useful // blocks
-        ring = min(whole, _RING_BYTES, max(flight, _LEAST_RING_BYTES))
-        ring = min(ring, SHARED_BYTES - _bytes_beside(_columns(B), matrices, size, splits))
+        flight = (FLIGHT_BYTES if splits < _LARGE_CLUSTER else _FLIGHT_BYTES_OF_LARGE) // blocks
+        flight = _RING_BYTES if blocks > MULTIPROCESSORS else max(flight, _LEAST_RING_BYTES)
+        room = SHARED_BYTES - _bytes_beside(_columns(B), matrices, size, splits)
+        ring = min(whole, _RING_BYTES, flight, room)
         if ring >= min(whole, _LEAST_RING_BYTES):
             configs.append(SmallConfig(splits, ring // stage, chunk))
     return configs
