@@ -16,13 +16,15 @@ class Fetch:
 
     Attributes:
         keys: of the blocks, in the order of their positions.
-        blocks: their contents in host memory; None where the next tier has them. Empty when done.
+        blocks: their contents in host memory; None where the next tier has them. Empty once they
+            come.
         num_staged: rows that their arrays take on the devices.
         rows: the contents on the devices, of the leading blocks that were still there; what reads
             them before they are there waits for them.
         began: by `time.monotonic`.
         is_coming: whether the copies have begun, and not ended: `rows` is final unless they fail.
         is_done: whether a step may write the rows to pages: they are there, or no other step waits.
+            A copy that fails after that fails the step.
         is_released: whether nobody waits for it any more.
     """
 

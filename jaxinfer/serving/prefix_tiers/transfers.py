@@ -288,9 +288,9 @@ class Transfers:
         except Exception as error:
             logger.warning("%d KV blocks are computed again: %s", len(fetch.keys), error)
         with self._changed:
-            fetch.is_coming = True
             if not fetch.is_released:
                 fetch.rows, fetch.blocks = rows, []
+            fetch.is_coming = True  # last: it is read without the lock
         self._has_news.set()
         self._arriving.submit(self._arrive, fetch, rows)
 

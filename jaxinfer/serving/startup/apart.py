@@ -29,6 +29,7 @@ from jaxinfer.serving.startup.tiers import (
     OpenFiles,
     block_bytes,
     check_size,
+    leaving_blocks,
     pack,
     read_rows,
     take_pinned,
@@ -95,7 +96,8 @@ class Role:
         """
         row = block_row(programs)
         if platform == "gpu":
-            take_pinned(row, check_size(row, config, platform))
+            taken = check_size(row, config, platform) + leaving_blocks(config, platform)
+            take_pinned(row, taken)
         is_first = self._apart.open(row, config, platform, open_files) is not None
         transfers = transfers_of(self._apart.tier, row, config, platform)
         transfers.to_devices = ForeignBlocks()

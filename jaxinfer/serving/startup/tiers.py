@@ -10,7 +10,7 @@ import psutil
 
 from jaxinfer.config import EngineConfig
 from jaxinfer.errors import CapacityError
-from jaxinfer.planning.blocks import staged_blocks
+from jaxinfer.planning.blocks import PADDING, staged_blocks
 from jaxinfer.serving.compile.jax_settings import JaxSettings
 from jaxinfer.serving.prefix_tiers.block_rows import MOST_BLOCKS, BlockRow, in_groups
 from jaxinfer.serving.prefix_tiers.fetch_policy import FetchPolicy
@@ -52,7 +52,7 @@ def start_transfers(
     row = block_row(programs)
     num_blocks = check_size(row, config, platform)
     if platform == "gpu":
-        take_pinned(row, num_blocks)
+        take_pinned(row, num_blocks + leaving_blocks(config, platform))
     tier = HostTier(num_blocks, open_files(block_bytes(row)), pack=pack, unpack=unpacker(row))
     return transfers_of(tier, row, config, platform)
 
@@ -72,7 +72,7 @@ def check_size(row: jax.ShapeDtypeStruct, config: EngineConfig, platform: str) -
     num_bytes = int(config.kv_offloading_size * 2**30)
     _check_available(num_bytes * (1 if platform == "gpu" else config.data_parallel_size))
     if platform == "gpu":
-        check_pinned(num_bytes)
+        check_pinned(num_bytes + leaving_blocks(config, platform) * block_bytes(row))
     num_blocks = num_bytes // block_bytes(row)
     if num_blocks == 0:
         raise CapacityError(
@@ -93,6 +93,11 @@ def transfers_of(
 def block_bytes(row: jax.ShapeDtypeStruct) -> int:
     """Bytes of a block in host memory."""
     return row.size * row.dtype.itemsize
+
+
+def leaving_blocks(config: EngineConfig, platform: str) -> int:
+    """Blocks in host memory beside a full tier at most: those on their way out of the devices."""
+    return 2 * staged_blocks(config.token_budget(platform), config.block_size) + PADDING
 
 
 def take_pinned(row: jax.ShapeDtypeStruct, num_blocks: int) -> None:
@@ -167,8 +172,9 @@ def check_pinned(num_bytes: int) -> None:
     most = float(os.environ.get(_PINNED_LIMIT, _PINNED_GIB))
     if num_bytes / 2**30 + _OTHER_PINNED_GIB > most:
         raise CapacityError(
-            f"kv_offloading_size takes {num_bytes / 2**30:.2f} GiB of pinned memory, and XLA pins "
-            f"{most:g} GiB of a process at most, of which {_OTHER_PINNED_GIB} are for all else; "
+            f"kv_offloading_size takes {num_bytes / 2**30:.2f} GiB of pinned memory with blocks on "
+            f"their way, and XLA pins {most:g} GiB of a process at most, of which "
+            f"{_OTHER_PINNED_GIB} are for all else; "
             f"lower kv_offloading_size, or set {_PINNED_LIMIT} before JAX starts"
         )
 

@@ -126,8 +126,8 @@ class BlockRowCopies:
     def copy_back(self, kv: KVCache, copies: TierCopies) -> KVCache:
         """The pages with fetched blocks; `kv` is donated if there are some.
 
-        Their arrays go with that, before the step itself is launched: its temporaries then lie
-        where they lay in the step before, as its CUDA graph has them.
+        Arrays that are there go with that, before the step itself is launched: its temporaries
+        then lie where they lay in the step before, as its CUDA graph has them.
         """
         for back in copies.back:
             for size, same in itertools.groupby(arrays_of(back.rows), len):

@@ -61,11 +61,10 @@ class PrefillTiers(PrefixTiers):
 
     def await_arrival(self) -> bool:
         """Wait a moment for copies in either direction; False if none are under way."""
-        if super().await_arrival():
-            return True
-        if self._is_held_up:
-            self._transfers.wait(_PATIENCE_S)
-        return self._is_held_up
+        if not self._is_held_up:
+            return super().await_arrival()
+        self._transfers.wait(_PATIENCE_S)
+        return True
 
     def around_settle(self, settle: Callable[[], None]) -> Callable[[], None]:
         """What is done once a step is launched, with the blocks that it fills."""

@@ -31,9 +31,8 @@ from jaxinfer.serving.scheduler.tiers.tiered_index import TieredIndex
 MOST_SET_ASIDE = 8
 """Requests that a step begins to fetch for; hashing a prompt's tokens takes the host."""
 _LONGEST_FETCH_S = 5.0  # then the blocks are computed, and what still comes is dropped
-_COMPARABLE = (
-    8  # prefills of as many times fewer tokens took the time of reading weights, or of a copy
-)
+_COMPARABLE = 8  # prefills of as many times fewer tokens are not
+_DISTURBED = 2  # looks at prefills behind a step with fetched blocks: it may end after the first
 _PATIENCE_S = 0.002  # while nothing can run, the engine's thread looks for messages so often
 
 
@@ -82,6 +81,7 @@ class PrefixTiers(NoTiers):
         self._looked_up: tuple[Request, int] | None = None
         self._prefills: PrefillCounts | None = None
         self._prefilled = (0, 0.0)
+        self._num_disturbed = 0
         index.on_remove, index.on_distrust = self._evicted, transfers.forget
         index.on_invalidate = self._invalidated
         queues.has_candidate = self._has_candidate
@@ -99,6 +99,8 @@ class PrefixTiers(NoTiers):
             self._return_those_with_blocks()
             self._num_set_aside = 0
             schedule = plan(max_tokens)
+            if self._back:
+                self._num_disturbed = _DISTURBED
             if schedule is not None and (self._out or self._back):
                 schedule.tier_copies = (TierCopies(self._out, self._back),)
                 self._out, self._back = [], []
@@ -257,11 +259,7 @@ class PrefixTiers(NoTiers):
     def _is_worth(self, keys: Sequence[bytes]) -> bool:
         num_tokens = len(keys) * self._pool.block_size
         if self._prefills is not None:
-            so_far = self._prefills.prefill_tokens, self._prefills.prefill_seconds
-            tokens, seconds = map(operator.sub, so_far, self._prefilled)
-            self._prefilled = so_far
-            if _COMPARABLE * tokens >= num_tokens:
-                self._policy.prefilled.note(tokens, seconds)
+            self._note_prefills(self._prefills, num_tokens)
         block_bytes = self._transfers.block_bytes
         num_read = sum(not self._transfers.holds(key) for key in keys)
         return self._policy.is_worth(
@@ -270,6 +268,20 @@ class PrefixTiers(NoTiers):
             num_tokens=num_tokens,
             num_read_bytes=num_read * block_bytes,
         )
+
+    def _note_prefills(self, prefills: PrefillCounts, num_tokens: int) -> None:
+        """Note how fast prefills were since the last call, if that says something of so many.
+
+        Few tokens took as long as reading the weights, and a step with fetched blocks as long as
+        these. Where nothing is known yet, both say more than nothing.
+        """
+        so_far = prefills.prefill_tokens, prefills.prefill_seconds
+        tokens, seconds = map(operator.sub, so_far, self._prefilled)
+        self._prefilled = so_far
+        is_telling = _COMPARABLE * tokens >= num_tokens and not self._num_disturbed
+        self._num_disturbed = max(self._num_disturbed - 1, 0)
+        if is_telling or not self._policy.prefilled.known:
+            self._policy.prefilled.note(tokens, seconds)
 
     def _return_those_with_blocks(self) -> None:
         """Have requests wait in the queue again whose fetch is done, called off, or too slow."""

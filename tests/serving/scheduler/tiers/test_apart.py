@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxinfer.sampling_params import SamplingParams
+from jaxinfer.serving.prefix_tiers.block_copies import Fetch
 from jaxinfer.serving.prefix_tiers.handovers import Handovers
 from jaxinfer.serving.prefix_tiers.pinned_tier import PinnedTier
 from jaxinfer.serving.requests.request import RequestStatus
@@ -15,6 +16,7 @@ from jaxinfer.serving.scheduler.block_pool import BlockPool
 from jaxinfer.serving.scheduler.scheduler import Scheduler
 from jaxinfer.serving.scheduler.tiers.decode_tiers import DecodeTiers
 from jaxinfer.serving.scheduler.tiers.prefill_tiers import PrefillTiers
+from jaxinfer.serving.scheduler.tiers.prefix_tiers import _Wait
 from jaxinfer.serving.scheduler.tiers.shared_index import SharedIndex
 from tests.serving.prefix_tiers.fake_transfers import FakeTransfers
 from tests.serving.requests.host_request import host_request
@@ -209,6 +211,20 @@ OPERATIONS = st.lists(
     ),
     max_size=60,
 )
+
+
+def test_a_prefill_replica_that_is_held_up_waits_even_where_blocks_come():
+    pair = Pair()
+    tiers, transfers, waits = pair.prefill.scheduler.tiers, pair.prefill.transfers, []
+    request = host_request("fetching", [1, 2, 3], SamplingParams())
+    request.status = RequestStatus.FETCHING
+    tiers._queues.parked["fetching"] = request
+    tiers._waits["fetching"] = _Wait(Fetch([b"key"], [], is_coming=True), 0, 1)
+    transfers.expected.update(bytes([i]) for i in range(transfers.most_staged))
+    transfers.wait = waits.append
+    assert pair.prefill.scheduler.schedule() is None
+    assert tiers.await_arrival()
+    assert len(waits) == 1
 
 
 @settings(max_examples=80, deadline=None)

@@ -194,7 +194,12 @@ def test_short_prefills_say_nothing_of_long_ones():
     counts.prefill_tokens, counts.prefill_seconds = 33, 100.0
     setup.run(make_request("d", 40, first=21), make_request("e", 40, first=25))
     setup.run(make_request("once more", 40))
-    assert setup.scheduler.tiers._policy.prefilled.seconds_for(32) == pytest.approx(0.032)
+    policy = setup.scheduler.tiers._policy
+    assert policy.prefilled.seconds_for(32) == pytest.approx(0.032)
+    counts.prefill_tokens, counts.prefill_seconds = 133, 200.0  # of steps with fetched blocks
+    setup.run(make_request("f", 40, first=29), make_request("g", 40, first=33))
+    setup.run(make_request("yet again", 40))
+    assert policy.prefilled.seconds_for(32) == pytest.approx(0.032)
 
 
 def test_a_chain_that_failed_is_found_in_no_tier():
