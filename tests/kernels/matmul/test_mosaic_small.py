@@ -26,10 +26,18 @@ def test_any_configuration_gives_the_same_products(B, config):
 
 @pytest.mark.parametrize(
     ("B", "stages", "size"),
-    [pytest.param(2, 4, 256, marks=pytest.mark.exhaustive), (8, 2, 256), (2, 4, 320)],
+    [
+        pytest.param(2, 4, 256, marks=pytest.mark.exhaustive),
+        (8, 2, 256),
+        (2, 4, 320),
+        (1, 2, 448),
+    ],
 )
 def test_products_match_fp64_in_the_interpreter(B, stages, size, monkeypatch):
-    """Slices longer than the ring of stages, and than what registers hold at once, or odd."""
+    """Slices longer than the ring of stages, and than what registers hold at once, or odd.
+
+    Of 320 and 448 elements rows by themselves have 5 and 7 chunks, and registers 4 at once.
+    """
     kernel = functools.partial(plgpu.kernel, interpret=plgpu.InterpretGPUParams())
     monkeypatch.setattr(plgpu, "kernel", kernel)
     monkeypatch.setattr(small_plan, "_PIECE", 64 * 8 * stages // 2)

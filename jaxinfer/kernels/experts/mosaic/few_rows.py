@@ -27,7 +27,16 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxtyping import Array, Float, Int32
 
 from jaxinfer.kernels.constants import MULTIPROCESSORS
-from jaxinfer.kernels.matmul.mosaic.small_activations import ask_for_piece, prepare_piece
+from jaxinfer.kernels.matmul.mosaic.small_activations import (
+    ask_for_piece,
+    cut,
+    load_squares,
+    memory_of_rows,
+    no_squares,
+    of_consumer,
+    prepare_piece,
+    store_squares,
+)
 from jaxinfer.kernels.matmul.mosaic.small_block import Ring, sum_over_cluster
 from jaxinfer.kernels.matmul.mosaic.small_plan import (
     FLIGHT_BYTES,
@@ -136,23 +145,23 @@ def gated(
             "o_smem": plgpu.SMEM((p.columns, TILE), x.dtype),
             "filled": plgpu.Barrier(num_arrivals=2, num_barriers=p.stages),
             "free": plgpu.Barrier(num_barriers=p.stages),
-            "squares": plgpu.SMEM((p.columns,), jnp.float32),
+            **memory_of_rows(p, x.dtype, are_scaled=False),
         },
         compiler_params=WITHOUT_BARRIERS,
         kernel_name="few_rows_gated",
-    )(listed.total, listed.experts, x, norm, gate, up)
+    )(listed.total, listed.experts, cut(p, x), cut(p, norm), gate, up)
 
 
 def _gated_plan(B: int, F: int, E: int, eps: float) -> Plan:
     chunk = next(c for c in _CHUNKS if E % c == 0)
     p = Plan("gated", B, E, (F,), eps, SmallConfig(1, 1, chunk))
-    left = SHARED_BYTES - p.columns * (E + TILE + 2) * 2
+    left = SHARED_BYTES - p.columns * (E + TILE + 2) * 2 - p.alone_bytes
     stages = min(MOST_STAGES, left // (2 * TILE * chunk * 2))
     return dataclasses.replace(p, config=SmallConfig(1, stages, chunk))
 
 
 def _gated_block(p: Plan, count, experts, x, norm, gate, up, out, *, w_smem, x_smem, o_smem,
-                 filled, free, squares):  # fmt: skip
+                 filled, free, squares, alone):  # fmt: skip
     walk = Walk.begin(p, count, experts)
 
     @pl.when(lax.axis_index("warpgroup") == 1)
@@ -161,10 +170,8 @@ def _gated_block(p: Plan, count, experts, x, norm, gate, up, out, *, w_smem, x_s
 
     @pl.when(lax.axis_index("warpgroup") == 0)
     def _consume():
-        ring = Ring(p, w_smem, x_smem, filled, free, squares)
-        keep_rows(p, x, norm, ring)
-        square = plgpu.load(squares, layout=COLUMN, optimized=False)
-        scale = lax.rsqrt(square / p.size + p.eps)
+        ring = Ring(p, w_smem, x_smem, filled, free, *of_consumer(squares, alone))
+        scale = keep_rows(p, x, norm, ring)
 
         left = walk.unfilled
 
@@ -244,17 +251,18 @@ def write_gated(p: Plan, sums: list[jax.Array], scale: jax.Array, o_smem: Any, o
     plgpu.commit_smem()  # All have read it before it is written again.
 
 
-def keep_rows(p: Plan, x: Any, norm: Any, ring: Ring) -> None:
-    """All rows in shared memory, times the norm's weight, and the sums of their squares."""
-    layout = row_layout(8, p.chunk)
-    step = min(p.chunks_at_once, p.chunks)
-    squared = plgpu.layout_cast(jnp.zeros((p.columns,), jnp.float32), layout.reduce(1))
+def keep_rows(p: Plan, x: Any, norm: Any, ring: Ring) -> jax.Array:
+    """Brings all rows, times the norm's weight, to shared memory; returns their factors ``[N]``."""
+    squared, step = no_squares(p), p.chunks_at_once
     for first in range(0, p.chunks, step):
         start = min(first, p.chunks - step)  # The last piece begins earlier if less is left.
-        asked = ask_for_piece(p, x, norm, start * p.chunk, step * p.chunk, layout)
-        squared = squared + prepare_piece(p, asked, first, first - start, layout, ring)
-    store_anyhow(ring.squares, squared)
+        asked = ask_for_piece(p, x, norm, start * p.chunk)
+        more = prepare_piece(p, asked, first, first - start, ring)
+        squared = [total + part for total, part in zip(squared, more, strict=True)]
+        plgpu.commit_smem()
+    store_squares(p, squared, ring.squares)
     plgpu.commit_smem()
+    return lax.rsqrt(load_squares(p, ring.squares, COLUMN) / p.size + p.eps)
 
 
 def _multiply(p: Plan, index: Scalar, left: Scalar, ring: Ring) -> list[jax.Array]:

@@ -40,6 +40,7 @@ from jaxinfer.kernels.experts.mosaic.few_rows import (
     write_sums,
 )
 from jaxinfer.kernels.fp8 import FP8
+from jaxinfer.kernels.matmul.mosaic.small_activations import cut, memory_of_rows, of_consumer
 from jaxinfer.kernels.matmul.mosaic.small_block import Ring, sum_over_cluster
 from jaxinfer.kernels.matmul.mosaic.small_codes import quantized_group
 from jaxinfer.kernels.matmul.mosaic.small_plan import (
@@ -94,7 +95,7 @@ def gated(
     """
     (B, E), (_, F, _), S = x.shape, gate.shape, listed.experts.shape[0]
     _check_rows(B)
-    p = _gated_plan(B, F, E, eps)
+    p, operands = _gated_plan(B, F, E, eps), (gate.weight, gate.scale, up.weight, up.scale)
     return plgpu.kernel(
         functools.partial(_gated_block, p),
         out_type=jax.ShapeDtypeStruct((S, p.columns, F), x.dtype),
@@ -109,11 +110,11 @@ def gated(
             "o_smem": plgpu.SMEM((p.columns, TILE), x.dtype),
             "filled": plgpu.Barrier(num_arrivals=2, num_barriers=p.stages),
             "free": plgpu.Barrier(num_barriers=p.stages),
-            "squares": plgpu.SMEM((p.columns,), jnp.float32),
+            **memory_of_rows(p, FP8, are_scaled=True),
         },
         compiler_params=WITHOUT_BARRIERS,
         kernel_name="few_rows_codes_gated",
-    )(listed.total, listed.experts, x, norm, gate.weight, gate.scale, up.weight, up.scale)
+    )(listed.total, listed.experts, cut(p, x), cut(p, norm), *operands)
 
 
 def _check_rows(rows: int) -> None:
@@ -123,7 +124,7 @@ def _check_rows(rows: int) -> None:
 
 def _gated_plan(B: int, F: int, E: int, eps: float) -> Plan:
     p = Plan("gated", B, E, (F,), eps, SmallConfig(1, 1, GROUP))
-    left = SHARED_BYTES - p.columns * (E + 4 * (E // GROUP) + 2 * TILE + 4)
+    left = SHARED_BYTES - p.columns * (E + 4 * (E // GROUP) + 2 * TILE + 4) - p.alone_bytes
     stages = min(MOST_STAGES, left // (2 * TILE * GROUP))
     return dataclasses.replace(p, config=SmallConfig(1, stages, GROUP))
 
@@ -135,14 +136,17 @@ class _CodesRing(Ring):
     scales: Ref
 
     @override
-    def keep(self, chunk: Scalar | int, values: jax.Array) -> None:
-        codes, scale = quantized_group(values)
-        store_anyhow(self.x.at[chunk], codes)
-        store_anyhow(self.scales.at[chunk], scale)
+    def as_operand(self, values: jax.Array) -> tuple[jax.Array, ...]:
+        return quantized_group(values)
+
+    @override
+    def keep(self, chunk: Scalar | int, operand: jax.Array, *scale: jax.Array) -> None:
+        super().keep(chunk, operand)
+        store_anyhow(self.scales.at[chunk], *scale)
 
 
 def _gated_block(p, count, experts, x, norm, gate, gate_scale, up, up_scale, out, *, w_smem,
-                 x_smem, scales, o_smem, filled, free, squares):  # fmt: skip
+                 x_smem, scales, o_smem, filled, free, squares, alone):  # fmt: skip
     walk = Walk.begin(p, count, experts)
 
     @pl.when(lax.axis_index("warpgroup") == 1)
@@ -151,11 +155,9 @@ def _gated_block(p, count, experts, x, norm, gate, gate_scale, up, up_scale, out
 
     @pl.when(lax.axis_index("warpgroup") == 0)
     def _consume():
-        ring = _CodesRing(p, w_smem, x_smem, filled, free, squares, scales)
-        keep_rows(p, x, norm, ring)
-        square = plgpu.load(squares, layout=COLUMN, optimized=False)
-        scale = lax.rsqrt(square / p.size + p.eps)
-
+        own = of_consumer(squares, alone)
+        ring = _CodesRing(p, w_smem, x_smem, filled, free, *own, scales)
+        scale = keep_rows(p, x, norm, ring)
         left = walk.unfilled
 
         def tile(index, _):

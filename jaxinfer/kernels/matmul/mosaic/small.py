@@ -34,6 +34,12 @@ from jaxinfer.kernels.collectives.mosaic.peer_buffer import (
     shared_peer_buffer,
     trade,
 )
+from jaxinfer.kernels.matmul.mosaic.small_activations import (
+    cut,
+    load_squares,
+    memory_of_rows,
+    of_consumer,
+)
 from jaxinfer.kernels.matmul.mosaic.small_block import (
     Ring,
     by_output,
@@ -196,7 +202,6 @@ def _run(kind, x, weights, *, norm=None, residual=None, peers=None, eps=0.0, con
         "o_smem": plgpu.SMEM((_SHARE_ROWS if kind == "summed" else N, TILE), x.dtype),
         "filled": plgpu.Barrier(num_arrivals=p.matrices, num_barriers=stages),
         "free": plgpu.Barrier(num_barriers=stages) if refilled else None,
-        "squares": plgpu.SMEM((N,), jnp.float32) if p.normed else None,
         "partial": None,
         "gathered": None,
         "codes": None,
@@ -206,7 +211,9 @@ def _run(kind, x, weights, *, norm=None, residual=None, peers=None, eps=0.0, con
         scratch["partial"] = plgpu.SMEM((*parts, TILE, N), jnp.float32)
         scratch["gathered"] = plgpu.Barrier(num_arrivals=parts[0] * parts[1])
     if isinstance(p, CodesPlan):
-        scratch |= memory_of_codes(p)
+        scratch |= memory_of_codes(p, x.dtype)
+    else:
+        scratch |= memory_of_rows(p, x.dtype, are_scaled=False)
     arrays, tree = jax.tree.flatten(weights)
     kernel = plgpu.kernel(
         functools.partial(_block, p, tree),
@@ -222,22 +229,24 @@ def _run(kind, x, weights, *, norm=None, residual=None, peers=None, eps=0.0, con
         compiler_params=plgpu.CompilerParams(approx_math=True, unsafe_no_auto_barriers=True),
         kernel_name=f"small_{kind}",
     )
-    return kernel(x, *arrays, *[a for a in (norm, residual, peers) if a is not None])
+    norm = None if norm is None else cut(p, norm)
+    return kernel(cut(p, x), *arrays, *[a for a in (norm, residual, peers) if a is not None])
 
 
-def _block(p: Plan, tree, x, *refs, w_smem, x_smem, o_smem, filled, free, squares, partial,
+def _block(p: Plan, tree, x, *refs, w_smem, x_smem, o_smem, filled, free, squares, alone, partial,
            gathered, codes):  # fmt: skip
     weights, rest = jax.tree.unflatten(tree, refs[: tree.num_leaves]), refs[tree.num_leaves :]
     extra, outputs = rest[: len(rest) - len(p.outputs)], rest[len(rest) - len(p.outputs) :]
     tile, split = lax.axis_index("tile"), lax.axis_index("split") if p.splits > 1 else jnp.int32(0)
     start = split * p.slice
     warpgroup = lax.axis_index("warpgroup")
-    memory = (w_smem, x_smem, filled, free, squares)
+    memory = (w_smem, x_smem, filled, free)
 
     def ring_of(consumer):
+        own = of_consumer(squares, alone, consumer)
         if isinstance(p, CodesPlan):
-            return ring_of_codes(p, memory, codes, split, consumer)
-        return Ring(p, *memory)
+            return ring_of_codes(p, (*memory, *own), codes, split, consumer)
+        return Ring(p, *memory, *own)
 
     @pl.when(warpgroup == p.config.consumers)
     def _produce():
@@ -253,7 +262,7 @@ def _block(p: Plan, tree, x, *refs, w_smem, x_smem, o_smem, filled, free, square
         norm, ring = extra[0] if p.normed else None, ring_of(warpgroup)
         sums = multiply(p, x, norm, weights, tile, start, ring)
         if p.normed:  # Travels with the sums as one more matrix.
-            column = plgpu.load(ring.squares, layout=_COLUMN, optimized=False)
+            column = load_squares(p, ring.squares, _COLUMN)
             sums = (*sums, lax.broadcast_in_dim(column, sums[0].shape, [1]))
 
         def finish(sums):

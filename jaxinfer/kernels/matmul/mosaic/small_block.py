@@ -25,14 +25,20 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from jaxinfer.kernels.matmul.mosaic.small_activations import Asked, ask_for_piece, prepare_piece
+from jaxinfer.kernels.matmul.mosaic.small_activations import (
+    Asked,
+    ask_for_piece,
+    no_squares,
+    prepare_piece,
+    store_squares,
+)
 from jaxinfer.kernels.matmul.mosaic.small_plan import Plan
 from jaxinfer.kernels.matmul.weight_form import TILE
 from jaxinfer.kernels.mosaic.pages import Ref, Scalar
-from jaxinfer.kernels.mosaic.rows import row_layout, store_anyhow
+from jaxinfer.kernels.mosaic.rows import store_anyhow
 
 # The sums, the squares and what was asked for so far.
-type _Carry = tuple[tuple[jax.Array, ...], jax.Array, Asked]
+type _Carry = tuple[tuple[jax.Array, ...], list[jax.Array], Asked]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,7 +51,8 @@ class Ring:
         x: activations, ``[chunks, N, chunk]``.
         filled: a barrier for each stage, which has its tiles.
         free: a barrier for each stage, waited for before it is filled again.
-        squares: ``[N]``, where there is a norm.
+        squares: ``[N]`` or ``[B, chunks]``, where there is a norm.
+        alone: operands of rows by themselves, ``[B, chunks, chunk]``, and what is kept with them.
     """
 
     plan: Plan
@@ -54,14 +61,16 @@ class Ring:
     filled: Any
     free: Any
     squares: Any
+    alone: tuple[Ref, ...]
 
     def start(self, first: Scalar, size: int) -> Scalar:
         """Where its slice, of a size, begins, if the block's begins at `first`."""
         return first
 
-    def stage(self, slot: Scalar | int) -> Scalar | int:
-        """The number of one of its stages."""
-        return slot
+    def stage(self, chunk: Scalar | int) -> Scalar | int:
+        """The number of the stage that a chunk's tiles are in."""
+        stages = self.plan.stages
+        return chunk % stages if isinstance(chunk, int) else lax.rem(chunk, jnp.int32(stages))
 
     def chunk(self, index: Scalar | int) -> Scalar | int:
         """The place of one of its chunks of activations."""
@@ -74,30 +83,48 @@ class Ring:
     def request_scales(self, weights: Sequence[Any], tile: Scalar, start: Scalar) -> None:
         """Brings what else there is of weights to shared memory."""
 
-    def keep(self, chunk: Scalar | int, values: jax.Array) -> None:
-        """Stores a chunk of activations ``[N, chunk]``, in fp32, as it is multiplied."""
-        store_anyhow(self.x.at[self.chunk(chunk)], values.astype(self.x.dtype))
+    def as_operand(self, values: jax.Array) -> tuple[jax.Array, ...]:
+        """Chunks of activations ``[n, chunk]``, in fp32, as they are multiplied."""
+        return (values.astype(self.x.dtype),)
 
-    def operand(self, stage: Scalar | int, matrix: int, chunk: Scalar | int) -> Any:
-        """The tile of a stage as wgmma's first operand."""
-        return self.tiles.at[stage, matrix]
+    def keep(self, chunk: Scalar | int, operand: jax.Array) -> None:
+        """Stores an operand ``[N, chunk]``."""
+        store_anyhow(self.x.at[self.chunk(chunk)], operand)
 
-    def products(self, chunks: Sequence[Any]) -> list[jax.Array]:
-        """Of `chunks`, given with their stages, by each matrix, once they have arrived."""
+    def tile(self, chunk: Scalar | int, matrix: int) -> Ref:
+        """A matrix's tile of a chunk."""
+        return self.tiles.at[self.stage(chunk), matrix]
+
+    def operand(self, chunk: Scalar | int, matrix: int) -> Any:
+        """The tile as wgmma's first operand."""
+        return self.tile(chunk, matrix)
+
+    def await_tiles(self, chunk: Scalar | int) -> None:
+        """Waits for a chunk's tiles."""
+        plgpu.barrier_wait(self.filled.at[self.stage(chunk)])
+
+    def release(self, chunk: Scalar) -> None:
+        """Lets a chunk's stage be filled again, if it will be."""
+        p = self.plan
+        if p.chunks > p.stages:
+            free = self.free.at[self.stage(chunk)]
+            pl.when(chunk < p.chunks - p.stages)(lambda: plgpu.barrier_arrive(free))
+
+    def products(self, chunks: Sequence[Scalar | int]) -> list[jax.Array]:
+        """Of `chunks` by each matrix, once they have arrived."""
 
         def run(*accumulators: Ref) -> list[jax.Array]:
-            for chunk, slot in chunks:
-                stage = self.stage(slot)
-                plgpu.barrier_wait(self.filled.at[stage])
+            for chunk in chunks:
+                self.await_tiles(chunk)
                 for matrix, accumulator in enumerate(accumulators):
                     operand = self.x.at[self.chunk(chunk)].transpose((1, 0))
-                    plgpu.wgmma(accumulator, self.operand(stage, matrix, chunk), operand)
+                    plgpu.wgmma(accumulator, self.operand(chunk, matrix), operand)
             return [accumulator[...] for accumulator in accumulators]
 
         accumulator = plgpu.ACC((TILE, self.plan.columns), jnp.float32)
         return pl.run_scoped(run, *[accumulator] * self.plan.matrices)
 
-    def scaled(self, products: list[jax.Array], chunks: Sequence[Any]) -> list[jax.Array]:
+    def scaled(self, products: list[jax.Array], chunks: Sequence[Scalar | int]) -> list[jax.Array]:
         """Products of chunks as they are added to others'."""
         return products
 
@@ -133,8 +160,8 @@ def request_weights(
     start, width = ring.start(first, p.width(p.slice)), p.width(p.chunk)
 
     def stream(output: int, feature: Scalar) -> None:
-        def fetch(chunk: Scalar | int, slot: Scalar | int) -> None:
-            columns, stage = pl.ds(start + chunk * width, width), ring.stage(slot)
+        def fetch(chunk: Scalar | int) -> None:
+            columns, stage = pl.ds(start + chunk * width, width), ring.stage(chunk)
             for matrix in range(p.matrices):
                 source = ring.elements(weights[output + matrix])
                 source = source.at[pl.ds(feature, TILE), columns]
@@ -142,12 +169,11 @@ def request_weights(
                 plgpu.copy_gmem_to_smem(source, destination, ring.filled.at[stage])
 
         def refill(chunk: Scalar, _: None) -> None:
-            slot = lax.rem(chunk, jnp.int32(p.stages))
-            plgpu.barrier_wait(ring.free.at[ring.stage(slot)])
-            fetch(chunk, slot)
+            plgpu.barrier_wait(ring.free.at[ring.stage(chunk)])
+            fetch(chunk)
 
-        for slot in range(p.stages):
-            fetch(slot, slot)
+        for chunk in range(p.stages):
+            fetch(chunk)
         if p.chunks > p.stages:
             lax.fori_loop(p.stages, p.chunks, refill, None)
 
@@ -173,77 +199,64 @@ def multiply(
     Args:
         start: the first element of the contraction that is the block's.
     """
-    layout = row_layout(8, p.chunk)
     start = ring.start(start, p.slice)
-    step = min(p.chunks_at_once, p.chunks)
+    step = p.chunks_at_once
     pieces = -(-p.chunks // step)
     last = (pieces - 1) * step
 
     def ask(first: Scalar | int) -> Asked:
-        return ask_for_piece(p, x, norm, start + first * p.chunk, step * p.chunk, layout)
+        return ask_for_piece(p, x, norm, start + first * p.chunk)
 
-    def prepare(asked: Asked, first: Scalar | int, known: int) -> jax.Array:
-        return prepare_piece(p, asked, first, known, layout, ring)
+    def prepare(asked: Asked, first: Scalar | int, known: int, squared: Any) -> list[jax.Array]:
+        more = prepare_piece(p, asked, first, known, ring)
+        return [total + part for total, part in zip(squared, more, strict=True)]
 
     def piece(index: Scalar, carry: _Carry) -> _Carry:
         sums, squared, asked = carry
         first = index * step
-        squared = squared + prepare(asked, first, 0)
+        squared = prepare(asked, first, 0, squared)
         plgpu.commit_smem()
         asked = ask(jnp.minimum(first + step, p.chunks - step))
-        sums = _add_chunks(p, first, first + step, sums, ring)
+        sums = _add_chunks(first, first + step, sums, ring)
         return sums, squared, asked
 
-    squared = plgpu.layout_cast(jnp.zeros((p.columns,), jnp.float32), layout.reduce(1))
     zero = plgpu.layout_cast(jnp.zeros((TILE, p.columns), jnp.float32), plgpu.Layout.WGMMA)
-    carry = ((zero,) * p.matrices, squared, ask(0))
+    carry = ((zero,) * p.matrices, no_squares(p), ask(0))
     ring.request_scales(weights, tile, start)
     if pieces > 1:
         carry = lax.fori_loop(0, pieces - 1, piece, carry)
     sums, squared, asked = carry
     # What was asked for last begins earlier where less than a whole piece is left.
     known = step - (p.chunks - last)
-    squared = squared + prepare(asked, last, known)
+    squared = prepare(asked, last, known, squared)
     if ring.squares is not None:
-        store_anyhow(ring.squares, squared)
+        store_squares(p, squared, ring.squares)
     plgpu.commit_smem()
     refilled = max(last, p.chunks - p.unrolled)
     if refilled > last:
-        sums = _add_chunks(p, last, refilled, sums, ring)
+        sums = _add_chunks(last, refilled, sums, ring)
     if refilled < p.chunks:
-        rest = [(chunk, chunk % p.stages) for chunk in range(refilled, p.chunks)]
-        sums = _add_products(p, rest, sums, ring)
+        sums = _add_products(range(refilled, p.chunks), sums, ring)
     return ring.total(sums)
 
 
 def _add_chunks(
-    p: Plan,
-    first: Scalar | int,
-    end: Scalar | int,
-    sums: tuple[jax.Array, ...],
-    ring: Ring,
+    first: Scalar | int, end: Scalar | int, sums: tuple[jax.Array, ...], ring: Ring
 ) -> tuple[jax.Array, ...]:
     """Adds the products of chunks `first` to `end`, and frees stages that are filled again."""
 
     def add(chunk: Scalar, sums: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
-        slot = lax.rem(chunk, jnp.int32(p.stages))
-        sums = _add_products(p, [(chunk, slot)], sums, ring)
-        if p.chunks > p.stages:
-            free = ring.stage(slot)
-            pl.when(chunk < p.chunks - p.stages)(lambda: plgpu.barrier_arrive(ring.free.at[free]))
+        sums = _add_products([chunk], sums, ring)
+        ring.release(chunk)
         return sums
 
     return lax.fori_loop(first, end, add, sums)
 
 
 def _add_products(
-    p: Plan,
-    chunks: Sequence[tuple[Scalar | int, Scalar | int]],
-    sums: tuple[jax.Array, ...],
-    ring: Ring,
+    chunks: Sequence[Scalar | int], sums: tuple[jax.Array, ...], ring: Ring
 ) -> tuple[jax.Array, ...]:
-    """Adds the products of `chunks`, given with their stages, once they have arrived."""
-
+    """Adds the products of `chunks`, once they have arrived."""
     products = ring.scaled(ring.products(chunks), chunks)
     return tuple(total + more for total, more in zip(sums, products, strict=True))
 

@@ -21,6 +21,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from jaxinfer.kernels.fp8 import FP8, LARGEST, STEPS
 from jaxinfer.kernels.matmul.mosaic import nibbles
+from jaxinfer.kernels.matmul.mosaic.small_activations import memory_of_rows
 from jaxinfer.kernels.matmul.mosaic.small_block import Ring, add_parts, by_output
 from jaxinfer.kernels.matmul.mosaic.small_codes_plan import CodesPlan
 from jaxinfer.kernels.matmul.mosaic.widened import of_features, store_scales, widened
@@ -37,8 +38,12 @@ def quantized_group(values: jax.Array) -> tuple[jax.Array, jax.Array]:
     return jnp.clip(values / spread, -LARGEST, LARGEST).astype(FP8), scale
 
 
-def memory_of_codes(p: CodesPlan) -> dict[str, Any]:
-    """Shared memory that takes the place of that of plain weights, and more."""
+def memory_of_codes(p: CodesPlan, dtype: jax.typing.DTypeLike) -> dict[str, Any]:
+    """Shared memory that takes the place of that of plain weights, and more.
+
+    Args:
+        dtype: of the activations.
+    """
     names = ("scale", "zero") if p.form.has_zeros else ("scale",)
     scales = plgpu.SMEM((p.consumers, p.matrices, p.scales, TILE), jnp.float32)
     codes: dict[str, Any] = {"scales": dict.fromkeys(names, scales)}
@@ -49,14 +54,14 @@ def memory_of_codes(p: CodesPlan) -> dict[str, Any]:
     width = p.width(p.chunk)
     tiles = (p.consumers * p.stages, p.matrices, TILE, width)
     layout = swizzled(min(width, 128), p.form.dtype.itemsize)
-    memory: dict[str, Any] = {}
-    if p.form.multiplies_codes:
+    quantizes = p.form.multiplies_codes
+    memory = memory_of_rows(p, FP8 if quantizes else dtype, are_scaled=quantizes)
+    if quantizes:
         kept = (p.consumers * p.kept_chunks, p.columns)
         memory["x_smem"] = plgpu.SMEM((*kept, p.chunk), FP8, transforms=layout)
         codes["inputs"] = plgpu.SMEM(kept, jnp.float32)
-    squares = plgpu.SMEM((p.consumers, p.columns), jnp.float32) if p.normed else None
     w_smem = plgpu.SMEM(tiles, p.form.dtype, transforms=layout)
-    return memory | {"w_smem": w_smem, "squares": squares, "codes": codes}
+    return memory | {"w_smem": w_smem, "codes": codes}
 
 
 def ring_of_codes(
@@ -67,9 +72,9 @@ def ring_of_codes(
     consumer: Scalar | int,
 ) -> CodesRing:
     """One warpgroup's part of memory that several have: of a `Ring`, and of `memory_of_codes`."""
-    tiles, x, filled, free, squares = memory
-    scales, squares = jax.tree.map(lambda ref: ref.at[consumer], (codes["scales"], squares))
-    return CodesRing(p, tiles, x, filled, free, squares, scales, codes, split, consumer)
+    tiles, x, filled, free, squares, alone = memory
+    scales = {name: ref.at[consumer] for name, ref in codes["scales"].items()}
+    return CodesRing(p, tiles, x, filled, free, squares, alone, scales, codes, split, consumer)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,8 +99,8 @@ class CodesRing(Ring):
         return (self.split * self.plan.consumers + self.consumer) * size
 
     @override
-    def stage(self, slot: Scalar | int) -> Scalar | int:
-        return self.consumer * self.plan.stages + slot
+    def stage(self, chunk: Scalar | int) -> Scalar | int:
+        return self.consumer * self.plan.stages + super().stage(chunk)
 
     @override
     def chunk(self, index: Scalar | int) -> Scalar | int:
@@ -115,48 +120,50 @@ class CodesRing(Ring):
         by_output(self.plan, tile, request)
 
     @override
-    def operand(self, stage: Scalar | int, matrix: int, chunk: Scalar | int) -> Any:
+    def operand(self, chunk: Scalar | int, matrix: int) -> Any:
         """Codes, or their values in registers."""
         if self.plan.form.multiplies_codes:
-            return self.tiles.at[stage, matrix]
+            return self.tile(chunk, matrix)
         plgpu.wgmma_wait(0)  # Lets a tile have the last one's registers.
-        return widened(self.tiles.at[stage, matrix])
+        return widened(self.tile(chunk, matrix))
 
     @override
-    def products(self, chunks: Sequence[Any]) -> list[jax.Array]:
+    def products(self, chunks: Sequence[Scalar | int]) -> list[jax.Array]:
         if not self.plan.form.has_nibbles:
             return super().products(chunks)
-        [(chunk, slot)] = chunks
-        stage, matrices = self.stage(slot), range(self.plan.matrices)
-        plgpu.barrier_wait(self.filled.at[stage])
-        tiles = [self.tiles.at[stage, matrix] for matrix in matrices]
+        [chunk], matrices = chunks, range(self.plan.matrices)
+        self.await_tiles(chunk)
+        tiles = [self.tile(chunk, matrix) for matrix in matrices]
         zeros = [
             self.scales["zero"].at[matrix, chunk] for matrix in matrices if self.plan.form.has_zeros
         ]
         return nibbles.multiplied(tiles, self.x.at[self.chunk(chunk)], zeros)
 
     @override
-    def keep(self, chunk: Scalar | int, values: jax.Array) -> None:
-        """A group of inputs: in pairs, or in float8_e4m3fn with a scale for each row, by the form.
+    def as_operand(self, values: jax.Array) -> tuple[jax.Array, ...]:
+        """Groups of inputs: as they are, or in float8_e4m3fn with a scale for each, by the form.
 
         A row's scale takes part in all of its values: that the norm divides later changes no code.
         """
-        if self.plan.form.has_nibbles:
-            store_anyhow(self.x.at[self.chunk(chunk)], nibbles.paired(values.astype(self.x.dtype)))
-            return
-        if not self.plan.form.multiplies_codes:
-            super().keep(chunk, values)
-            return
-        codes, scale = quantized_group(values)
-        store_anyhow(self.x.at[self.chunk(chunk)], codes)
-        store_anyhow(self.codes["inputs"].at[self.chunk(chunk)], scale)
+        if self.plan.form.multiplies_codes:
+            return quantized_group(values)
+        return super().as_operand(values)
 
     @override
-    def scaled(self, products: list[jax.Array], chunks: Sequence[Any]) -> list[jax.Array]:
+    def keep(self, chunk: Scalar | int, operand: jax.Array, *scale: jax.Array) -> None:
+        """A group of inputs, and their scales ``[N]``; inputs of integers of four bits in pairs."""
+        if self.plan.form.has_nibbles:
+            operand = nibbles.paired(operand)
+        super().keep(chunk, operand)
+        for values in scale:
+            store_anyhow(self.codes["inputs"].at[self.chunk(chunk)], values)
+
+    @override
+    def scaled(self, products: list[jax.Array], chunks: Sequence[Scalar | int]) -> list[jax.Array]:
         """By the scales of a group, which is one chunk."""
         if not self.plan.form.is_grouped:
             return products
-        [(chunk, _)] = chunks
+        [chunk] = chunks
         products = [self._times(values, m, chunk) for m, values in enumerate(products)]
         if not self.plan.form.multiplies_codes:
             return products

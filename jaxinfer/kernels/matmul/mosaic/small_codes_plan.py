@@ -15,6 +15,7 @@ from jaxinfer.kernels.matmul.mosaic.small_plan import (
     SmallConfig,
     are_whole,
     possible_splits,
+    power_of_two,
 )
 from jaxinfer.kernels.matmul.weight_form import GROUP, TILE, WeightForm
 
@@ -24,6 +25,7 @@ _SHORT = 2048  # inputs of such a contraction
 _MOST_CONSUMERS = 4  # with the producer's, 640 threads of 96 registers
 _LARGE_STAGE_BYTES = 8 * 1024
 _PIECE = 1024  # activations in registers at once, beside a widened tile
+_CHUNKS_ALONE = 4  # the same, of rows by themselves
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,13 +59,15 @@ class CodesPlan(Plan):
     @property
     @override
     def chunks_at_once(self) -> int:
-        return max(1, _PIECE // (self.columns * self.chunk))
+        if self.has_rows_alone:
+            return power_of_two(_CHUNKS_ALONE, self.chunks)
+        return max(1, min(_PIECE // (self.columns * self.chunk), self.chunks))
 
     @property
     @override
     def kept_chunks(self) -> int:
-        """Those of the piece that is multiplied and of the next one."""
-        return 2 * self.chunks_at_once
+        """Those of the piece that is multiplied and, where it is stored then, of the next one."""
+        return self.chunks_at_once if self.has_rows_alone else 2 * self.chunks_at_once
 
     @property
     def scales(self) -> int:
@@ -78,6 +82,8 @@ class CodesPlan(Plan):
         kept = self.consumers * self.kept_chunks
         input_bytes = self.chunk + 4 if self.form.multiplies_codes else 2 * self.chunk
         activations = self.columns * (kept * input_bytes + 2 * TILE)
+        if self.has_rows_alone:
+            activations += self.B * kept * (input_bytes + 4)
         scales = self.consumers * self.scales * tile * 4 * (1 + self.form.has_zeros)
         others = self.splits + self.consumers - 2
         sums = (self.matrices + 1) * others * TILE * self.columns * 4

@@ -24,6 +24,7 @@ _LEAST_RING_BYTES, _RING_BYTES = 64 * 1024, 128 * 1024  # of weights that a bloc
 FLIGHT_BYTES = 13 * 2**20  # that blocks have in flight together: more made them slower
 _LARGE_CLUSTER, _FLIGHT_BYTES_OF_LARGE = 4, 8 * 2**20  # the same, where as many share a tile
 _PIECE = 8192  # activations in registers at once, 64 a thread
+_CHUNKS_ALONE = 8  # the same, of rows by themselves
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,9 +92,16 @@ class Plan:
         return self.config.chunk
 
     @property
+    def has_rows_alone(self) -> bool:
+        """Whether activations are prepared row by row: a batch of fewer than wgmma's columns."""
+        return self.columns > self.B
+
+    @property
     def chunks_at_once(self) -> int:
-        """Chunks of the activations that a block's registers hold."""
-        return max(1, _PIECE // (self.columns * self.chunk))
+        """Chunks of the activations in registers at once; of rows by themselves a power of two."""
+        if self.has_rows_alone:
+            return power_of_two(_CHUNKS_ALONE, self.chunks)
+        return max(1, min(_PIECE // (self.columns * self.chunk), self.chunks))
 
     @property
     def chunks(self) -> int:
@@ -115,6 +123,11 @@ class Plan:
         """Chunks of the activations that a warpgroup has room for."""
         return self.chunks
 
+    @property
+    def alone_bytes(self) -> int:
+        """Shared memory of a block for rows by themselves, in 16 bits and with scales, at most."""
+        return _alone_bytes(self.B)
+
     def width(self, inputs: int) -> int:
         """Elements of a weight's memory for so many inputs."""
         return inputs
@@ -123,7 +136,7 @@ class Plan:
     def shared_bytes(self) -> int:
         """Shared memory of a block, without its barriers."""
         weights = self.stages * self.matrices * TILE * self.chunk * 2
-        return weights + _bytes_beside(self.columns, self.matrices, self.size, self.splits)
+        return weights + _bytes_beside(self.B, self.matrices, self.size, self.splits)
 
 
 def are_whole(B: int, shapes: Sequence[tuple[int, ...]], dtype: jax.typing.DTypeLike) -> bool:
@@ -187,22 +200,32 @@ def _fitting(B: int, size: int, matrices: int, tiles: int) -> list[SmallConfig]:
         whole, stage = (matrices * TILE * columns * 2 for columns in (part, chunk))
         flight = (FLIGHT_BYTES if splits < _LARGE_CLUSTER else _FLIGHT_BYTES_OF_LARGE) // blocks
         flight = _RING_BYTES if blocks > MULTIPROCESSORS else max(flight, _LEAST_RING_BYTES)
-        room = SHARED_BYTES - _bytes_beside(_columns(B), matrices, size, splits)
+        room = SHARED_BYTES - _bytes_beside(B, matrices, size, splits)
         ring = min(whole, _RING_BYTES, flight, room)
         if ring >= min(whole, _LEAST_RING_BYTES):
             configs.append(SmallConfig(splits, ring // stage, chunk))
     return configs
 
 
-def _bytes_beside(columns: int, matrices: int, size: int, splits: int) -> int:
+def _bytes_beside(B: int, matrices: int, size: int, splits: int) -> int:
     """Shared memory of a block that holds no weights, with the norm's sums if it has a norm."""
-    activations = columns * (size // splits + TILE) * 2 + columns * 4
+    columns = _columns(B)
+    activations = columns * (size // splits + TILE) * 2 + columns * 4 + _alone_bytes(B)
     return activations + (matrices + 1) * (splits - 1) * TILE * columns * 4
+
+
+def _alone_bytes(B: int) -> int:
+    return B * _CHUNKS_ALONE * (_CHUNKS[0] * 2 + 8) if _columns(B) > B else 0
 
 
 def _columns(B: int) -> int:
     """N of the products: rows of the batch, rounded up to wgmma's 8."""
     return -(-B // 8) * 8
+
+
+def power_of_two(most: int, chunks: int) -> int:
+    """The largest power of two up to `most` and `chunks`."""
+    return 1 << (min(most, chunks).bit_length() - 1)
 
 
 def possible_splits(size: int, unit: int) -> list[int]:
