@@ -44,6 +44,7 @@ TESTS_OF_NEWEST = (
     "tests/kernels/matmul/test_mosaic_medium_codes.py",
     "tests/kernels/matmul/test_mosaic_large.py",
     "tests/kernels/experts/test_mosaic.py",
+    "tests/kernels/experts/test_mosaic_fused.py",
     "tests/kernels/experts/test_mosaic_routing.py",
 )
 _PLUGIN = ("jax-cuda13-plugin", "jax-cuda13-pjrt")

@@ -60,12 +60,14 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _checks() -> Iterator[tuple[str, Callable[[], None]]]:
     from tests.kernels.experts.test_mosaic_codes import check_few_rows, check_grouped
+    from tests.kernels.experts.test_mosaic_fused import check_fused
 
-    for X, E, F in ((64, 512, 384), (32, 2048, 768)):
+    for X, E, F in ((64, 1024, 384), (32, 2048, 768)):
         for B in (1, 8):
             yield f"{B} rows of {X, E, F}", lambda a=(B, X, E, F): check_few_rows(*a, 4)
-        for T in (16, 200, 1024):
-            yield f"{T} rows of {X, E, F}", lambda a=(T, X, E, F): check_grouped(*a, 4)
+        for T in (16, 200):
+            yield f"{T} rows of {X, E, F}", lambda a=(T, X, E, F): check_fused(*a, 4, of_codes=True)
+        yield f"1024 rows of {X, E, F}", lambda a=(1024, X, E, F): check_grouped(*a, 4)
 
 
 def _passes(name: str, check: Callable[[], None]) -> bool:

@@ -312,8 +312,15 @@ _PROGRAMS = {
     ),
     "experts_many": (
         functools.partial(_experts, 64),
-        {"choose_experts": 1, "group_rows": 1, "spread_rows": 1}
-        | {"experts_gated": 1, "experts_project": 1},
+        {"choose_experts": 1, "place_rows": 1, "experts_fused": 1},
+    ),
+    "experts_many_numbered_anew": (
+        functools.partial(_experts, 136, anew=True),
+        {"choose_experts": 1, "place_rows": 1, "experts_fused": 1},
+    ),
+    "experts_of_a_prompt": (
+        functools.partial(_experts, 264),
+        {"choose_experts": 1, "spread_rows": 1, "experts_gated": 1, "experts_project": 1},
     ),
     "experts_few_codes": (
         functools.partial(_experts, 8, _expert_codes),
@@ -322,7 +329,11 @@ _PROGRAMS = {
     ),
     "experts_many_codes": (
         functools.partial(_experts, 64, _expert_codes),
-        {"choose_experts": 1, "group_rows": 1, "spread_codes": 1}
+        {"choose_experts": 1, "place_rows": 1, "experts_codes_fused": 1},
+    ),
+    "experts_of_a_prompt_codes": (
+        functools.partial(_experts, 264, _expert_codes),
+        {"choose_experts": 1, "spread_codes": 1}
         | {"experts_codes_gated": 1, "experts_codes_project": 1},
     ),
     "add_norm": (_add_norm, {"add_norm": 1}),
@@ -366,7 +377,6 @@ def test_no_copy_that_a_barrier_counts_has_a_predicate():
 # Launched by `warpgroup.py`, whose kernels have their callers' names.
 _NAMED_BY_CALLERS = {
     "warpgroup.py": [],
-    "places.py": ["group_rows"],
     "lists.py": ["list_experts", "choose_and_list"],
 }
 

@@ -9,7 +9,9 @@ import pytest
 
 from jaxinfer.kernels.attention.op import paged_attention
 from jaxinfer.kernels.attention.pages import Pages
-from jaxinfer.kernels.experts.mosaic import places
+from jaxinfer.kernels.experts.codes import QuantizedExperts
+from jaxinfer.kernels.experts.mosaic import fused, places
+from jaxinfer.kernels.fp8 import FP8
 from jaxinfer.kernels.matmul.mosaic import medium, small
 from jaxinfer.kernels.matmul.quantized import QuantizedLinear
 from jaxinfer.kernels.mosaic import registers
@@ -56,9 +58,22 @@ def _gate_and_up_in_4_bits(B, *, zeros):
     return True
 
 
-def _places(tile_rows):
-    group = functools.partial(places.group, num_slots=8 * 64, num_experts=128)
-    compile_for_h200(functools.partial(group, tile_rows=tile_rows), _int32(8, 64), _int32(64))
+def _experts(T, *, codes):
+    def run(chosen, marks, is_token, rows, *matrices):
+        groups, rows, counts = places.place(
+            chosen, marks, is_token, rows, 128, fused.ROWS, codes=codes
+        )
+        return fused.gated_project(rows, *matrices, groups.tiles, counts)
+
+    def matrix(outputs, inputs):
+        if not codes:
+            return _shape(128, outputs, inputs)
+        scale = _shape(128, outputs // 128, inputs // 128, dtype=jnp.float32)
+        return QuantizedExperts(_shape(128, outputs, inputs, dtype=FP8), scale)
+
+    N, gate, down = -(-T // 64) * 64, matrix(1536, 4096), matrix(4096, 1536)
+    given = _int32(8, N), _shape(N, 128), _int32(N), _shape(T, 4096)
+    compile_for_h200(run, *given, gate, gate, down)
     return True
 
 
@@ -70,7 +85,8 @@ _PROGRAMS = {
         for name in _LAYERS
         for B in (120, 248)
     },
-    "places of 64 tokens": functools.partial(_places, 32),
+    "experts of 235B-A22B, 40 rows": functools.partial(_experts, 40, codes=False),
+    "experts of 235B-A22B in fp8, 248 rows": functools.partial(_experts, 248, codes=True),
     "gate and up in 4 bits, a row": functools.partial(_gate_and_up_in_4_bits, 1, zeros=False),
     "gate and up in 4 bits, 16 rows": functools.partial(_gate_and_up_in_4_bits, 16, zeros=True),
 }

@@ -35,10 +35,12 @@ class Columns(NamedTuple):
     Attributes:
         chosen: as of `Routed`.
         weights: as of `Routed`, in float32.
+        marks: 1 for each expert of a row, 0 for others and behind the rows; of several rows.
     """
 
     chosen: Int32[Array, "k P"]
     weights: Float[Array, "k P"]
+    marks: Float[Array, "P X"] | None = None
 
 
 class Logits(NamedTuple):
@@ -79,7 +81,8 @@ class Routed(NamedTuple):
         columns = None
         if self.columns is not None:
             padding = self.columns.weights.shape[1] - len(chosen)
-            columns = self.columns._replace(chosen=jnp.pad(chosen.T, ((0, 0), (0, padding))))
+            anew = jnp.pad(chosen.T, ((0, 0), (0, padding)))
+            columns = self.columns._replace(chosen=anew, marks=None)
         return self._replace(chosen=chosen, columns=columns, logits=None)
 
 
@@ -114,8 +117,9 @@ def route(
         chosen, weights = xla.route(hidden, router, num_chosen, normalize=normalize)
         return Routed(x, hidden, chosen, weights)
     logits = _logits(x, hidden, norm, router, eps, kernels)
-    columns = Columns(*mosaic.choose.choose(logits, num_chosen, normalize=normalize))
-    chosen, weights = (each[:, : len(hidden)].T for each in columns)
+    mark = mosaic.places.supports(len(hidden), len(router), hidden.shape[1])
+    columns = Columns(*mosaic.choose.choose(logits, num_chosen, normalize=normalize, mark=mark))
+    chosen, weights = (each[:, : len(hidden)].T for each in columns[:2])
     # Where the choice is made anew and nothing else reads it, XLA leaves this one's launch out.
     return Routed(x, hidden, chosen, weights, columns, Logits(logits, normalize))
 
@@ -211,7 +215,7 @@ def _list(routed: Routed, is_token: jax.Array | None, num_experts: int, *, lacks
     tokens = _tokens(is_token, columns, rows)
     if logits is not None and mosaic.lists.supports_logits(logits.values):
         return mosaic.lists.choose_and_list(logits.values, tokens, k, normalize=logits.normalize)
-    return mosaic.lists.list_experts(*columns, tokens, rows, num_experts)
+    return mosaic.lists.list_experts(*columns[:2], tokens, rows, num_experts)
 
 
 def _of_rows(
@@ -222,21 +226,43 @@ def _of_rows(
     if grouped is None:
         mixed = xla.mixture(hidden, chosen, weights, gate, up, down, is_token=is_token)
         return mixed.reshape(x.shape)
-    rows = grouped.tile_rows(chosen.size, len(gate))
-    groups = _group(routed, is_token, len(gate), rows)
-    rows_of_places = grouped.spread(hidden, groups.places, groups.num_places)
-    inner = grouped.gated(rows_of_places, gate, up, groups.tiles, rows)
-    outputs = grouped.project(inner, down, groups.tiles, rows)
+    mosaic = module_of("mosaic", "experts")
+    is_fused = _has_places(routed, len(gate)) and mosaic.fused.supports(gate.shape)
+    tile_rows = mosaic.fused.ROWS if is_fused else grouped.tile_rows(chosen.size, len(gate))
+    groups, rows, counts = _place(routed, is_token, matrices, tile_rows, grouped)
+    if is_fused:
+        outputs = mosaic.fused.gated_project(rows, gate, up, down, groups.tiles, counts)
+    else:
+        inner = grouped.gated(rows, gate, up, groups.tiles, tile_rows)
+        outputs = grouped.project(inner, down, groups.tiles, tile_rows)
     return narrow(groups.combine(outputs, weights), x.dtype)
 
 
-def _group(routed: Routed, is_token: jax.Array | None, num_experts: int, tile_rows: int) -> Groups:
+def _place(
+    routed: Routed,
+    is_token: jax.Array | None,
+    matrices: Matrices,
+    tile_rows: int,
+    grouped: ModuleType,
+) -> tuple[Groups, Any, jax.Array | None]:
+    """Rows at their places, and with few rows zeros to count in, as `places.Placed`."""
+    hidden, columns, num_experts = routed.hidden, routed.columns, len(matrices[0])
+    if columns is not None and _has_places(routed, num_experts):
+        places = module_of("mosaic", "experts").places
+        tokens = _tokens(is_token, columns, len(hidden))
+        given = columns.chosen, columns.marks, tokens, hidden, num_experts, tile_rows
+        return places.place(*given, codes=are_codes(matrices))
+    chosen = _of_tokens(routed.chosen, is_token, num_experts)
+    groups = group(chosen, num_experts, tile_rows)
+    return groups, grouped.spread(hidden, groups.places, groups.num_places), None
+
+
+def _has_places(routed: Routed, num_experts: int) -> bool:
+    """Whether a kernel gives these rows places."""
     places = module_of("mosaic", "experts").places
-    chosen, columns = routed.chosen, routed.columns
-    if columns is None or not places.supports(len(chosen), num_experts):
-        return group(_of_tokens(chosen, is_token, num_experts), num_experts, tile_rows)
-    tokens = _tokens(is_token, columns, len(chosen))
-    return places.group(columns.chosen, tokens, chosen.size, num_experts, tile_rows)
+    return routed.columns is not None and places.supports(
+        len(routed.hidden), num_experts, routed.hidden.shape[1]
+    )
 
 
 def _tokens(is_token: Bool[Array, " T"] | None, columns: Columns, rows: int) -> Int32[Array, " P"]:

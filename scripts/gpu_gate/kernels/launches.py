@@ -285,11 +285,12 @@ def _large() -> Iterator[Launch]:
 
 
 def _experts() -> Iterator[Launch]:
-    """Of few rows, of so many that kernels give them places, and of more; a third is padding."""
+    """Of few rows, of up to 256, which are one launch, and of more; a third is padding."""
     X, _, k = _EXPERTS
     norm, choose = _draw(5, _E), module_of("mosaic", "experts").choose
-    for T in (1, 8, 64, 200, 4096):
+    for T in (1, 8, 17, 64, 200, 4096):
         yield _mixed(f"{T} rows", T, norm, _expert_matrices(), 0.03)
+    yield _mixed("256 rows that choose alike", 256, norm, _expert_matrices(), 0.03, skewed=True)
 
     def expected(logits: jax.Array) -> Any:
         likely, chosen = jax.lax.top_k(jax.nn.softmax(logits.astype(jnp.float32), axis=-1), k)
@@ -305,15 +306,16 @@ def _experts() -> Iterator[Launch]:
 
 
 def _experts_of_codes() -> Iterator[Launch]:
-    """Of few rows, of few in tiles, and of more.
+    """Of few rows, of up to 256, which are one launch, and of more.
 
     An expert's inner values are quantized, too: where sums differ in their last bit, some become
     the next float8.
     """
     form, norm = Quantization.scheme("fp8"), _draw(5, _E)
     codes = tuple(QuantizedExperts(**quantize_weight(each, form)) for each in _expert_matrices())
-    for T in (1, 8, 16, 1024):
+    for T in (1, 8, 17, 64, 1024):
         yield _mixed(f"{T} rows", T, norm, codes, 0.06)
+    yield _mixed("256 rows that choose alike", 256, norm, codes, 0.06, skewed=True)
 
 
 _EXPERTS = 128, 256, 8  # how many, their width, and those of a token
@@ -325,10 +327,12 @@ def _expert_matrices() -> tuple[jax.Array, ...]:
     return tuple(each * each.shape[-1] ** -0.5 for each in matrices)
 
 
-def _mixed(what: str, T: int, norm: jax.Array, matrices: Any, near: float) -> Launch:
-    """The experts of T rows, a third of them padding."""
+def _mixed(
+    what: str, T: int, norm: jax.Array, matrices: Any, near: float, *, skewed: bool = False
+) -> Launch:
+    """The experts of T rows, a third of them padding; rows may choose one expert and few others."""
     X, _, k = _EXPERTS
-    choose = module_of("mosaic", "experts").choose
+    experts = module_of("mosaic", "experts")
 
     def read(x: jax.Array, gate: Any) -> jax.Array:
         if not isinstance(gate, QuantizedExperts):
@@ -337,9 +341,10 @@ def _mixed(what: str, T: int, norm: jax.Array, matrices: Any, near: float) -> La
         return gate[0].rounded_inputs(rms_norm(_float32(x), _float32(norm), _EPS)).astype(x.dtype)
 
     def mixed(kernels: Kernels, x: jax.Array, logits: jax.Array, *matrices: Any) -> jax.Array:
-        columns = Columns(*choose.choose(logits, k, normalize=True))
+        mark = experts.places.supports(len(x), X, _E)
+        columns = Columns(*experts.choose.choose(logits, k, normalize=True, mark=mark))
         hidden, rows = read(x, matrices[0]), len(x)
-        chosen, weights = (each[:, :rows].T for each in columns)
+        chosen, weights = (each[:, :rows].T for each in columns[:2])
         # Codes are listed by themselves, others together with their choice.
         anew = None if isinstance(matrices[0], QuantizedExperts) else Logits(logits, normalize=True)
         routed = Routed(x, hidden, chosen, weights, columns, anew)
@@ -347,7 +352,10 @@ def _mixed(what: str, T: int, norm: jax.Array, matrices: Any, near: float) -> La
         options: dict[str, Any] = {"is_token": is_token, "eps": _EPS, "kernels": kernels}
         return mix(routed, norm, matrices, **options, lacks_some=True)
 
-    arguments = (_draw(T, T, _E), _draw(9, T, X), *matrices)
+    logits = _draw(9, T, X)
+    if skewed:
+        logits = logits + jnp.zeros(X, logits.dtype).at[:12].set(4.0).at[0].set(7.0)
+    arguments = (_draw(T, T, _E), logits, *matrices)
     run, expected = (functools.partial(mixed, kernels) for kernels in (Kernels("mosaic"), XLA))
     return Launch(what, run, expected, arguments, near)
 

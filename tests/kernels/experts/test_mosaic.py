@@ -54,11 +54,19 @@ def _exact(x, norm, matrices, chosen, weights):
     return total
 
 
+# Of up to 256 rows: places by XLA and grouped products, places by a kernel, and one launch.
+_SIZES = [(512, 192), (1024, 192), (1024, 256)]
+
+
 @pytest.mark.gpu
-@pytest.mark.parametrize("T", [1, 2, 4, 8, 16, 17, 33, 64, 200, 256, 300, 2048])
-def test_a_layer_matches_fp64(T):
-    norm, router, matrices = _layer()
-    x = _draw(9 + T, T, E)
+@pytest.mark.parametrize(
+    ("T", "hidden", "width"),
+    [(T, E, F) for T in (1, 2, 4, 8, 16, 300, 2048)]
+    + [(T, *sizes) for T in (17, 33, 64, 200, 256) for sizes in _SIZES],
+)
+def test_a_layer_matches_fp64(T, hidden, width):
+    norm, router, matrices = _layer(X, hidden, width)
+    x = _draw(9 + T, T, hidden)
     found, chosen, weights = jax.jit(_run)(x, norm, router, matrices)
     assert np.all(np.diff(np.asarray(chosen), axis=1) > 0)
     added = np.asarray(found, np.float64) - np.asarray(x, np.float64)
@@ -68,9 +76,10 @@ def test_a_layer_matches_fp64(T):
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("T", [2, 16, 40, 256, 520])
-def test_padding_changes_nothing_and_gets_nothing(T):
-    norm, router, matrices = _layer()
-    x, is_token = _draw(3, T, E), jnp.arange(T) % 3 != 1
+@pytest.mark.parametrize(("hidden", "width"), _SIZES)
+def test_padding_changes_nothing_and_gets_nothing(T, hidden, width):
+    norm, router, matrices = _layer(X, hidden, width)
+    x, is_token = _draw(3, T, hidden), jnp.arange(T) % 3 != 1
     whole, *_ = jax.jit(_run)(x, norm, router, matrices)
     some, *_ = jax.jit(_run)(x, norm, router, matrices, is_token)
     some, whole, x = (np.asarray(each, np.float32) for each in (some, whole, x))
@@ -79,10 +88,11 @@ def test_padding_changes_nothing_and_gets_nothing(T):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("T", [8, 64, 300])
-def test_a_row_of_nan_stays_alone(T):
-    norm, router, matrices = _layer()
-    x = _draw(4, T, E)
+@pytest.mark.parametrize("T", [8, 64, 250, 300])
+@pytest.mark.parametrize(("hidden", "width"), _SIZES)
+def test_a_row_of_nan_stays_alone(T, hidden, width):
+    norm, router, matrices = _layer(X, hidden, width)
+    x = _draw(4, T, hidden)
     sound, *_ = jax.jit(_run)(x, norm, router, matrices)
     broken, *_ = jax.jit(_run)(x.at[3, 5].set(jnp.nan), norm, router, matrices)
     sound, broken = (np.asarray(each, np.float32) for each in (sound, broken))
@@ -134,20 +144,21 @@ def _shape(*shape, dtype=jnp.bfloat16):
 @needs_plugin
 @pytest.mark.parametrize("T", [1, 8, 16, 64, 256, 4096])
 def test_a_layer_compiles_and_few_values_lie_in_local_memory(T, monkeypatch, capfd):
-    """Of Qwen3-30B-A3B's shape. `group_rows` alone keeps some there, for speed of no matter."""
+    """Of Qwen3-30B-A3B's shape."""
     monkeypatch.setenv("MOSAIC_GPU_DUMP_PTXAS", "1")
     experts, hidden, width = 128, 2048, 768
     matrices = [_shape(experts, width, hidden)] * 2 + [_shape(experts, hidden, width)]
     arguments = _shape(T, hidden), _shape(hidden), _shape(experts, hidden), matrices
     compiled = compile_for_h200(_run, *arguments, _shape(T, dtype=jnp.bool_))
     kernels = set(re.findall(r"(\w+)/mpmd_map", compiled.as_text()))
-    few = {"few_rows_gated", "few_rows_down"}
-    assert (few if T <= 16 else {"experts_gated", "experts_project", "spread_rows"}) <= kernels
+    few, some = {"few_rows_gated", "few_rows_down"}, {"place_rows", "experts_fused"}
+    many = {"experts_gated", "experts_project", "spread_rows"}
+    assert (few if T <= 16 else some if T <= 256 else many) <= kernels
     assert "choose_experts" in kernels
     assert ("choose_and_list" in kernels) == (1 < T <= 16)
     dump = "".join(capfd.readouterr())
     spilled = dict(re.findall(r"'(\w+?)_mosaic_gpu_kernel'.*?(\d+) bytes spill", dump))
-    assert {name for name, count in spilled.items() if int(count) > 64} <= {"group_rows"}
+    assert not any(int(count) > 64 for count in spilled.values())
 
 
 @needs_plugin
@@ -159,7 +170,7 @@ def test_a_layer_compiles_and_few_values_lie_in_local_memory(T, monkeypatch, cap
         (16, (), {"choose_and_list"}),
         (16, ("chosen",), {"choose_and_list", "choose_experts"}),
         (16, ("anew",), {"list_experts", "choose_experts"}),
-        (32, (), {"group_rows", "choose_experts"}),
+        (32, (), {"place_rows", "choose_experts"}),
     ],
 )
 def test_few_rows_choose_and_list_in_one_launch(T, shown, launched):
@@ -174,10 +185,10 @@ def test_few_rows_choose_and_list_in_one_launch(T, shown, launched):
         mixed = op.mix_add(routed, norm, matrices, eps=EPS, kernels=MOSAIC).summed()
         return mixed, routed.chosen if "chosen" in shown else None
 
-    gate, down = _shape(128, F, E), _shape(128, E, F)
-    shapes = _shape(T, E), _shape(E), _shape(128, E), gate, gate, down
+    gate, down = _shape(128, F, 1024), _shape(128, 1024, F)
+    shapes = _shape(T, 1024), _shape(1024), _shape(128, 1024), gate, gate, down
     kernels = hlo.mosaic_kernels(compile_for_h200(run, *shapes).as_text())
-    of_choice = {"choose_experts", "choose_and_list", "list_experts", "group_rows"}
+    of_choice = {"choose_experts", "choose_and_list", "list_experts", "place_rows"}
     found = {name: count for name, count in kernels.items() if name in of_choice}
     assert found == dict.fromkeys(launched, 1)
 
@@ -240,7 +251,8 @@ def test_few_blocks_share_a_tile_where_they_keep_the_memory_busy(rows, hidden, w
 def test_experts_that_are_numbered_anew_are_so_in_their_columns():
     """As devices number their own, and replicas' places."""
     chosen, weights = jnp.array([[3, 5], [1, 4]]), jnp.ones((2, 2), jnp.bfloat16)
-    columns = op.Columns(jnp.pad(chosen.T, ((0, 0), (0, 62))), jnp.ones((2, 64)))
+    marks = jnp.ones((64, 8), jnp.bfloat16)
+    columns = op.Columns(jnp.pad(chosen.T, ((0, 0), (0, 62))), jnp.ones((2, 64)), marks)
     logits = op.Logits(jnp.ones((2, 64), jnp.bfloat16), normalize=True)
     routed = op.Routed(jnp.ones((2, 8)), jnp.ones((2, 8)), chosen, weights, columns, logits)
     assert routed.renumbered(chosen) is routed
@@ -249,6 +261,7 @@ def test_experts_that_are_numbered_anew_are_so_in_their_columns():
     np.testing.assert_array_equal(anew.columns.chosen[:, :2], (chosen + 1).T)
     assert anew.columns.chosen.shape == (2, 64)
     assert anew.columns.weights is columns.weights
+    assert anew.columns.marks is None
     assert anew.logits is None
     assert routed._replace(columns=None).renumbered(chosen + 1).columns is None
 

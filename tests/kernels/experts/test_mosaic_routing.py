@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jaxinfer.kernels import fp8
 from jaxinfer.kernels.experts import groups
 from jaxinfer.kernels.experts.mosaic import choose as choice
 from jaxinfer.kernels.experts.mosaic import few_rows, lists, places
@@ -37,17 +38,36 @@ def _tokens(chosen, X):
     return _columns(given), jnp.pad(is_token.astype(jnp.int32), (0, -len(chosen) % ROWS))
 
 
-def _check_groups(T, k, X, tile_rows):
+def _check_places(T, k, X, E, tile_rows, *, codes=False, marked=True):
+    """Beside XLA's, of rows of which some chose nothing, or fewer experts than others."""
     chosen = choose(T, k, X)
     expected = groups.group(chosen, X, tile_rows)
-    found, num_places, tiles = places.group(*_tokens(chosen, X), T * k, X, tile_rows)
+    columns, is_token = _tokens(chosen, X)
+    marks = places._mark(jnp.where(is_token > 0, columns, X), X) if marked else None
+    rows = jax.random.normal(jax.random.key(1), (T, E)).astype(jnp.bfloat16)
+    (found, num_places, tiles), copied, counts = places.place(
+        columns, marks, is_token, rows, X, tile_rows, codes=codes
+    )
     assert num_places == expected.num_places
-    np.testing.assert_array_equal(np.asarray(found[:, :T]), np.asarray(expected.places))
-    assert np.all(np.asarray(found[:, T:]) == num_places)
+    found = np.asarray(found)[:, :T]
+    np.testing.assert_array_equal(found, np.asarray(expected.places))
     total = int(expected.tiles.total[0])
     assert int(tiles.total[0]) == total
     for each, wanted in zip(tiles[1:], expected.tiles[1:], strict=True):
         np.testing.assert_array_equal(np.asarray(each)[:total], np.asarray(wanted)[:total])
+    assert len(counts) >= total
+    assert not np.any(np.asarray(counts))
+    choice, token = np.nonzero(found < num_places)
+    place = found[choice, token]
+    assert len(np.unique(place)) == len(place), "nobody shares a place"
+    if codes:
+        narrow, scale = fp8.quantize(rows.reshape(T, E // 128, 128))
+        np.testing.assert_array_equal(np.asarray(copied.scale).T[place], np.asarray(scale)[token])
+        wanted = np.asarray(narrow.astype(jnp.float32)).reshape(T, E)
+        copied = copied.codes
+    else:
+        wanted = np.asarray(rows, np.float32)
+    np.testing.assert_array_equal(np.asarray(copied.astype(jnp.float32))[place], wanted[token])
 
 
 def _check_list(T, k, X):
@@ -100,6 +120,14 @@ def _check_choice(T, k, X):
     np.testing.assert_allclose(weights, likely, rtol=2**-7)
 
 
+def _check_marks(T, k, X):
+    logits = draw_logits(T, X)
+    chosen, _, marks = choice.choose(logits, k, normalize=True, mark=True)
+    assert marks.shape == (-(-T // 64) * 64, X)
+    np.testing.assert_array_equal(np.asarray(marks)[:T], np.asarray(places._mark(chosen, X))[:T])
+    assert not np.any(np.asarray(marks, np.float32)[T:])
+
+
 def _check_spread(T, E):
     found_places, P, _ = groups.group(choose(T, 4, 64, seed=3), 64, 64)
     rows = jax.random.normal(jax.random.key(0), (T, E)).astype(jnp.bfloat16)
@@ -112,13 +140,25 @@ def _check_spread(T, E):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("tile_rows", [16, 64, 128])
+@pytest.mark.parametrize(("tile_rows", "codes"), [(16, True), (32, False), (32, True), (64, False)])
 @pytest.mark.parametrize(
     ("T", "k", "X"),
-    [(17, 8, 128), (64, 8, 128), (33, 2, 64)],
+    [(9, 8, 128), (17, 8, 128), (64, 8, 128), (33, 2, 64), (129, 8, 128), (256, 8, 128)],
 )
-def test_rows_get_the_places_that_xla_gives_them(T, k, X, tile_rows):
-    _check_groups(T, k, X, tile_rows)
+def test_rows_get_the_places_that_xla_gives_them(T, k, X, tile_rows, codes):
+    _check_places(T, k, X, 2048, tile_rows, codes=codes)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("X", [16, 32, 96])
+def test_of_other_numbers_of_experts_xla_makes_the_marks(X):
+    _check_places(100, 8, X, 1024, 32, marked=False)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("T", [9, 17, 64, 130, 256])
+def test_a_choice_is_marked(T):
+    _check_marks(T, 8, 128)
 
 
 @pytest.mark.gpu
@@ -158,7 +198,8 @@ def test_rows_are_copied_to_their_places(T, E):
 def test_kernels_of_each_number_of_experts_compile(X):
     def run(logits, chosen, is_token):
         listed = lists.choose_and_list(logits, is_token, 8, normalize=True)
-        return listed, places.group(chosen, is_token, 8 * 64, X, 64)
+        rows = jnp.zeros((33, 1024), jnp.bfloat16)
+        return listed, places.place(chosen, None, is_token, rows, X, 64, codes=False)
 
     types = (16, X, jnp.bfloat16), (8, 64, jnp.int32), (64, jnp.int32)
     shapes = [jax.ShapeDtypeStruct(shape, dtype) for *shape, dtype in types]
@@ -172,11 +213,39 @@ def interpreted(monkeypatch):
 
 @pytest.mark.usefixtures("interpreted")
 @pytest.mark.parametrize(
-    ("T", "tile_rows"),
-    [(20, 16), pytest.param(64, 64, marks=pytest.mark.slow)],
+    ("T", "X", "tile_rows", "codes"),
+    [
+        (20, 64, 16, True),
+        pytest.param(64, 32, 64, False, marks=pytest.mark.slow),
+        pytest.param(131, 64, 32, False, marks=pytest.mark.slow),
+    ],
 )
-def test_rows_get_their_places_in_the_interpreter(T, tile_rows):
-    _check_groups(T, 3, 64, tile_rows)
+def test_rows_get_their_places_in_the_interpreter(T, X, tile_rows, codes):
+    _check_places(T, 3, X, 1024, tile_rows, codes=codes, marked=X == 64)
+
+
+@pytest.mark.usefixtures("interpreted")
+def test_a_choice_is_marked_in_the_interpreter():
+    _check_marks(10, 3, 64)
+
+
+@pytest.mark.parametrize(("T", "k", "X", "tile_rows"), [(17, 2, 4, 16), (256, 8, 128, 32)])
+def test_places_hold_each_row_once_and_tiles_hold_each_place_once(T, k, X, tile_rows):
+    """What both XLA and the kernel must say: it is what products rely on."""
+    group = jax.jit(groups.group, static_argnums=(1, 2))
+    for seed in range(20):
+        chosen = choose(T, k, X, seed, padding=seed / 20)
+        found, num_places, tiles = group(chosen, X, tile_rows)
+        found, chosen = np.asarray(found).T, np.asarray(chosen)
+        own = chosen < X
+        assert np.all(found[~own] == num_places)
+        assert len(np.unique(found[own])) == own.sum()
+        firsts, ends = (np.asarray(each)[: int(tiles.total[0])] * 8 for each in tiles[2:])
+        assert np.all((ends > firsts) & (ends - firsts <= tile_rows))
+        assert np.all(firsts[1:] == ends[:-1])
+        for first, end, expert in zip(firsts, ends, np.asarray(tiles.experts), strict=False):
+            inside = own & (found >= first) & (found < end)
+            assert np.all(chosen[inside] == expert)
 
 
 @pytest.mark.usefixtures("interpreted")

@@ -302,7 +302,7 @@ def test_medium_batches_of_quantized_weights_are_read_as_codes(scheme):
     plain, _ = _compile(
         STEPS["decode_64"].key, 1, dataclasses.replace(_CONFIG, num_hidden_layers=3)
     )
-    assert memory.temp_size_in_bytes <= plain.temp_size_in_bytes + 2e6, "no weight is written out"
+    assert memory.temp_size_in_bytes <= plain.temp_size_in_bytes + 5e6, "no weight is written out"
 
 
 def _compile_adapted(key):
@@ -422,8 +422,8 @@ _30B = dataclasses.replace(shape_config("30b-a3b"), num_hidden_layers=3)
     [
         (1, {"choose_experts": 1, "few_rows_codes_gated": 1, "few_rows_codes_down": 1}),
         (8, {"choose_and_list": 1, "few_rows_codes_gated": 1, "few_rows_codes_down": 1}),
-        (16, {"group_rows": 1, "spread_codes": 1, "experts_codes_gated": 1}),
-        (256, {"spread_codes": 1, "experts_codes_gated": 1, "experts_codes_project": 1}),
+        (16, {"choose_experts": 1, "place_rows": 1, "experts_codes_fused": 1}),
+        (256, {"choose_experts": 1, "place_rows": 1, "experts_codes_fused": 1}),
     ],
 )
 def test_experts_in_blocks_of_float8_are_read_as_codes(rows, kernels):
@@ -434,7 +434,7 @@ def test_experts_in_blocks_of_float8_are_read_as_codes(rows, kernels):
     assert hlo.launches(text) <= hlo.launches(plain_text) + 3 * 12, (
         "of attention's quantized inputs"
     )
-    assert memory.temp_size_in_bytes <= plain.temp_size_in_bytes + 2e6, "no weight is written out"
+    assert memory.temp_size_in_bytes <= plain.temp_size_in_bytes + 5e6, "no weight is written out"
 
 
 def test_a_prefill_of_experts_in_blocks_of_float8_multiplies_codes():
@@ -450,9 +450,7 @@ _THREE_PRODUCTS = {**_DECODE, "medium_project": 3}
 _SEVEN_PRODUCTS = {**_DECODE, "medium_project": 7}
 _GATED = {**_THREE_PRODUCTS, "medium_gated": 1}
 # Published shapes with fewer layers, and the kernels that 64 rows launch in each of these.
-_EXPERTS = dict.fromkeys(
-    ("choose_experts", "group_rows", "experts_gated", "experts_project", "spread_rows"), 1
-)
+_EXPERTS = dict.fromkeys(("choose_experts", "place_rows", "experts_fused"), 1)
 _FAMILIES = {
     "qwen2": ((896, 4864, 14, 2, 64), {"vocab_size": 151_936}, _SOME_ROWS),  # Qwen2.5-0.5B
     "mistral": ((5120, 14336, 32, 8, 128), {"vocab_size": 131_072}, _GATED),  # Nemo

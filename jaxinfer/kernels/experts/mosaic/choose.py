@@ -36,9 +36,9 @@ def supports(num_experts: int, num_chosen: int) -> bool:
 
 
 def choose(
-    logits: Float[Array, "T X"], num_chosen: int, *, normalize: bool
-) -> tuple[Int32[Array, "k P"], Float[Array, "k P"]]:
-    """The experts of each token, ascending, and their weights; P is T rounded up to 64.
+    logits: Float[Array, "T X"], num_chosen: int, *, normalize: bool, mark: bool = False
+) -> tuple[jax.Array, ...]:
+    """The experts of each token, ascending, and their weights, both ``[k, P]``; P is T up to 64.
 
     Columns behind T hold anything. A token with a NaN has NaN for its weights.
 
@@ -46,6 +46,7 @@ def choose(
         logits: of the router; weights are rounded to their dtype, and float32.
         num_chosen: k.
         normalize: a token's weights are divided by their sum.
+        mark: a third result ``[P, X]`` in bfloat16 is 1 for each expert of a token, 0 for others.
 
     Raises:
         ValueError: `supports` says no.
@@ -54,13 +55,15 @@ def choose(
     if not supports(X, num_chosen):
         raise ValueError(f"experts must number a multiple of 32 up to 512, not {X}")
     padded, rows = -(-T // _PADDED) * _PADDED, min(rows_at_once(T), ROWS)
+    marks = (jax.ShapeDtypeStruct((padded, X), jnp.bfloat16),) if mark else ()
     return plgpu.kernel(
         functools.partial(_block, rows, num_chosen, normalize),
         out_type=(
             jax.ShapeDtypeStruct((num_chosen, padded), jnp.int32),
             jax.ShapeDtypeStruct((num_chosen, padded), jnp.float32),
+            *marks,
         ),
-        grid=(T // rows,),
+        grid=((padded if mark else T) // rows,),
         grid_names=("rows",),
         # Nothing is both read and written.
         compiler_params=plgpu.CompilerParams(approx_math=False, unsafe_no_auto_barriers=True),
@@ -122,20 +125,24 @@ def numbers_backwards(rows: int, columns: int, layout: RegisterLayout) -> Int32[
     return columns - plgpu.broadcasted_iota(jnp.int32, (rows, columns), 1, layout=layout)
 
 
-def _block(rows, num_chosen, normalize, logits, chosen, weights):
-    own = pl.ds(lax.axis_index("rows") * rows, rows)
-    X, dtype = logits.shape[1], logits.dtype
-    layout = row_layout(rows, X)
-    values = load_global(logits.at[own, :], layout).astype(jnp.float32)
+def _block(rows, num_chosen, normalize, logits, chosen, weights, *marks):
+    first, (T, X), dtype = lax.axis_index("rows") * rows, logits.shape, logits.dtype
+    own, layout = pl.ds(first, rows), row_layout(rows, X)
+    given = logits.at[pl.ds(jnp.minimum(first, T - rows), rows), :]
+    values = load_global(given, layout).astype(jnp.float32)
     backwards = numbers_backwards(rows, X, layout)
     taken, of_experts = likeliest(values, backwards, num_chosen, dtype, normalize=normalize)
+    for each in marks:
+        one = jnp.where(taken, jnp.ones_like(values), jnp.zeros_like(values))
+        one = one * (first < T).astype(jnp.float32)
+        store_anyhow(each.at[own, :], one.astype(each.dtype))
     left = jnp.where(taken, backwards, jnp.zeros_like(backwards))
     for i in range(num_chosen):
-        first = left.max(axis=1)
-        is_it = backwards == _spread(first, X)
+        largest = left.max(axis=1)
+        is_it = backwards == _spread(largest, X)
         weight = jnp.where(is_it, of_experts, jnp.zeros_like(of_experts)).sum(axis=1)
         left = jnp.where(is_it, jnp.zeros_like(left), left)
-        store_anyhow(chosen.at[i, own], X - first)
+        store_anyhow(chosen.at[i, own], X - largest)
         store_anyhow(weights.at[i, own], weight)
 
 

@@ -20,22 +20,15 @@ import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
-from jaxlib.mlir import ir
-from jaxlib.mlir.dialects import arith, memref
 from jaxtyping import Array, Float, Int32
 
 from jaxinfer.kernels.mosaic import ptx
+from jaxinfer.kernels.mosaic.counts import address
 from jaxinfer.kernels.mosaic.pages import Ref, Scalar
 from jaxinfer.kernels.mosaic.rows import load_global, store_anyhow
 
 _ROW, _COLUMN = plgpu.Layout.WGMMA.reduce(1), plgpu.Layout.WGMMA.reduce(0)
 _SPLAT = plgpu.Layout.WG_SPLAT
-_COUNT_BYTES = 8
-_COUNT = """{
-    .reg .pred first;
-    setp.eq.u32 first, $1, 0;
-    @first red.release.gpu.global.add.u32 [$0], 1;
-}"""
 # The fence orders the copies that follow, by another proxy, behind what the count says is written.
 _AWAIT = """{{
     .reg .pred again, last;
@@ -154,20 +147,6 @@ def write_own(
         )
 
 
-def count(counts: Ref, block: Scalar) -> None:
-    """Says that a warpgroup has written its ranks of a block of rows."""
-
-    @plgpu.inline_mgpu(arg_types=(plgpu.RefType(), _SPLAT))
-    def add(context: Any, counts: Any, block: Any) -> None:
-        del context
-        thread = arith.andi(ptx.thread(), ptx.constant(127, 32))
-        ptx.asm("fence.proxy.async;", "", [])
-        ptx.warpgroup_barrier()
-        ptx.asm(_COUNT, "l,r", [_count_of(counts, block), thread])
-
-    add(counts, block)  # pyright: ignore[reportCallIssue]
-
-
 def wait(counts: Ref, block: Scalar, *, ready: int, others: int) -> None:
     """Waits for the ranks of a block of rows; called by one warp.
 
@@ -181,15 +160,8 @@ def wait(counts: Ref, block: Scalar, *, ready: int, others: int) -> None:
     @plgpu.inline_mgpu(arg_types=(plgpu.RefType(), _SPLAT))
     def look(context: Any, counts: Any, block: Any) -> None:
         del context
-        first = _count_of(counts, block)
+        first = address(counts, block)
         code = _AWAIT.format(ready=ready, others=others - 1)
         ptx.asm(code, "l,l", [first, first + 4])
 
     look(counts, block)  # pyright: ignore[reportCallIssue]
-
-
-def _count_of(counts: Any, block: Any) -> ptx.Word:
-    """The address of a block's first number."""
-    start = memref.extract_aligned_pointer_as_index(counts)
-    start = arith.index_cast(ir.IntegerType.get_signless(64), start)
-    return ptx.widened(ptx.word_of(block)) * _COUNT_BYTES + ptx.Word(start)

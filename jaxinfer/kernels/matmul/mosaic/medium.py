@@ -41,6 +41,7 @@ from jaxinfer.kernels.matmul.mosaic.medium_plan import (
     choose,
     tiles_of_ranks,
 )
+from jaxinfer.kernels.mosaic import counts
 from jaxinfer.kernels.mosaic.pages import SWIZZLED, Scalar, on_warps, swizzled
 from jaxinfer.kernels.mosaic.rows import store_anyhow
 
@@ -353,7 +354,7 @@ def _write(p, consumer, sums, outputs, o_smem):
 def _write_ranks(p, consumer, sums, low_rank, ranks):
     """Writes this consumer's ranks, and says so to the blocks that wait for them."""
     adapters.write_own(sums, low_rank, p.rows_of(consumer), p.tile * p.columns, ranks)
-    adapters.count(low_rank.counts, p.row // p.config.rows)
+    counts.count(low_rank.counts, p.row // p.config.rows)
 
 
 def _stream(p, free, copy):
