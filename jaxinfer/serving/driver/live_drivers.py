@@ -26,6 +26,10 @@ _live: "weakref.WeakSet[LiveDriver]" = weakref.WeakSet()  # each kept alive by i
 def note_driver(driver: LiveDriver) -> None:
     """Have a driver waited for until it has ended."""
     _live.add(driver)
+    # Before the hooks that are there by now. That of `weakref` would break JAX's traces in other
+    # threads, by finalizing their constants.
+    atexit.unregister(_close_all)
+    atexit.register(_close_all)
 
 
 def wait_for_closing() -> None:
@@ -39,6 +43,3 @@ def _close_all() -> None:
     """At interpreter exit: killing a thread inside a step may crash the process."""
     for driver in list(_live):
         driver.close()
-
-
-atexit.register(_close_all)
