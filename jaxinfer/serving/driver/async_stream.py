@@ -51,5 +51,6 @@ async def stream_request_async(
             finished = item.finished
             yield item
     finally:
-        if not finished:
+        # An engine that closes ends all requests, maybe as Python does, when modules are empty.
+        if not (finished or driver.is_closing):
             driver.cancel([request.key])

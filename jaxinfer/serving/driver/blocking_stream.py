@@ -32,5 +32,6 @@ def stream_request(
             finished = item.finished
             yield item
     finally:
-        if not finished:
+        # An engine that closes ends all requests, maybe as Python does, when modules are empty.
+        if not (finished or driver.is_closing):
             driver.cancel([request.key])
