@@ -40,6 +40,7 @@ ROOMS = (
 )
 """Each imports only itself and earlier rooms; the doors are the modules directly in `serving`."""
 SERVING = (
+    "threads",
     "constraints",
     "parsers",
     "requests",
@@ -66,6 +67,7 @@ WITHOUT_JAX = (
     "model.families",
     "planning",
     "profiling",
+    "serving.threads",
     "serving.constraints",
     "serving.requests",
     "serving.scheduler",

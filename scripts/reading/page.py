@@ -21,7 +21,7 @@ _SENTENCE = re.compile(r"A plain decode step\s+runs.*?\d lines\.", re.DOTALL)
 _THREADS = {
     "MainThread": "In the caller's thread",
     "jaxinfer-engine": "In the engine's thread",
-    "jaxinfer-launches_0": "In the thread that calls programs",
+    "jaxinfer-launches": "In the thread that calls programs",
 }
 
 

@@ -72,7 +72,7 @@ def trace_host_step(llm: LLM) -> list[Called]:
     llm.abort_request([str(i) for i in range(len(_PROMPTS))])
     while llm.has_unfinished_requests():
         llm.step()
-    return [each for each in called if each.name != "LaunchThread.wait"]
+    return [each for each in called if each.name != "WorkerThread.wait"]
 
 
 def trace_generate(llm: LLM) -> list[Called]:

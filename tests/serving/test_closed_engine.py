@@ -1,6 +1,8 @@
 """What a closed engine leaves: nothing, without the garbage collector."""
 
 import gc
+import subprocess
+import sys
 import weakref
 
 import jax
@@ -51,3 +53,29 @@ def test_a_closed_engine_goes_with_its_last_reference():
         del replica, driver
     del llm
     assert not [each() for each in kept if each() is not None]
+
+
+_USED_TO_THE_END = """
+import threading
+from jaxinfer.testing import tiny_llm
+from tests.serving.small_llm import GREEDY
+
+llm = tiny_llm()
+
+def work():
+    threading.main_thread().join()
+    for _ in llm.stream([1, 2, 3], GREEDY):
+        pass
+    print("all of it", flush=True)
+    next(llm.stream([1, 2, 3], GREEDY))
+
+threading.Thread(target=work).start()
+"""
+
+
+@pytest.mark.slow
+def test_other_threads_use_an_engine_after_the_main_thread_s_end():
+    """Its programs are compiled then, too, and Python's end closes it."""
+    command = [sys.executable, "-c", _USED_TO_THE_END]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True)
+    assert (result.stdout, result.stderr) == ("all of it\n", "")

@@ -19,6 +19,7 @@ from jaxinfer.serving.compile.cache.executable_store import (
 )
 from jaxinfer.serving.compile.compile_notice import compile_notice
 from jaxinfer.serving.compile.jax_settings import JaxSettings
+from jaxinfer.serving.threads.late_work import submit_or_do
 
 _EVENTS = ("/jax/core/compile/backend_compile_duration", LOAD_EVENT)
 _PROBE_EVENT = "/jaxinfer/is_listening"
@@ -208,9 +209,8 @@ class CompiledPrograms[Key: Hashable](dict[Key, jax.stages.Compiled]):
             lowered = self._lower(key, options)
             if self._pool is None:
                 self._pool = ThreadPoolExecutor(_num_threads())
-            self._compiling[key] = self._pool.submit(
-                _compile, lowered, options or None, JaxSettings.here()
-            )
+            work = (_compile, lowered, options or None, JaxSettings.here())
+            self._compiling[key] = submit_or_do(self._pool, *work)
         return self._compiling[key]
 
     def _result(self, key: Key) -> jax.stages.Compiled:

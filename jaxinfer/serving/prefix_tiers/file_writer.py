@@ -3,11 +3,11 @@
 import threading
 import time
 from collections.abc import Buffer, Iterable
-from concurrent import futures
 
 from jaxinfer.serving.prefix_tiers.block_file import HASH_BYTES
 from jaxinfer.serving.prefix_tiers.file_tier import FileTier
 from jaxinfer.serving.prefix_tiers.tier_counts import TierCounts
+from jaxinfer.serving.threads.worker_thread import WorkerThread
 
 MOST_WAITING_BYTES = 256 << 20
 """Of blocks that wait to be written, beside the host tier's memory."""
@@ -35,7 +35,8 @@ class FileWriter:
         self._most_waiting = max(MOST_WAITING_BYTES // files.block_bytes, 1)
         self._waiting: dict[bytes, Buffer] = {}
         self._lock = threading.Lock()
-        self._thread = futures.ThreadPoolExecutor(1, "jaxinfer-tiers-files")
+        self._is_late = False  # what the thread has not begun by then is lost
+        self._thread = WorkerThread("jaxinfer-tiers-files")
 
     def __contains__(self, key: bytes) -> bool:
         """Whether the block waits to be written, or has a file."""
@@ -90,8 +91,8 @@ class FileWriter:
             leaving: keys and blocks, the most valuable first.
         """
         end = time.monotonic() + CLOSE_SECONDS
-        futures.wait([self._thread.submit(lambda: None)], CLOSE_SECONDS)
-        self._thread.shutdown(wait=False, cancel_futures=True)
+        self._thread.close(CLOSE_SECONDS)
+        self._is_late = True
         for key, data in leaving:
             if time.monotonic() > end or not self.files.is_writable:
                 break
@@ -100,7 +101,7 @@ class FileWriter:
 
     def _store(self, key: bytes) -> None:
         data = self._waiting.get(key)
-        if data is None:  # forgotten meanwhile
+        if data is None or self._is_late:  # or it was forgotten meanwhile
             return
         try:
             self.files.write(key, data)

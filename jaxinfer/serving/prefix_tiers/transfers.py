@@ -5,7 +5,6 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
-from concurrent import futures
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -17,6 +16,7 @@ from jaxinfer.serving.prefix_tiers.block_rows import MOST_BLOCKS, BlockRow, arra
 from jaxinfer.serving.prefix_tiers.fetch_policy import FetchPolicy
 from jaxinfer.serving.prefix_tiers.host_tier import HostTier
 from jaxinfer.serving.prefix_tiers.tier_counts import TierCounts
+from jaxinfer.serving.threads.worker_thread import WorkerThread
 
 logger = logging.getLogger("jaxinfer")
 
@@ -74,9 +74,9 @@ class Transfers:
         self._fetches: set[Fetch] = set()
         self._has_news = threading.Event()
         self._is_closed = False
-        self._outward = futures.ThreadPoolExecutor(1, "jaxinfer-tiers-out", _enter, (within,))
-        self._inward = futures.ThreadPoolExecutor(1, "jaxinfer-tiers-in", _enter, (within,))
-        self._arriving = futures.ThreadPoolExecutor(1, "jaxinfer-tiers-wait", _enter, (within,))
+        self._outward = WorkerThread("jaxinfer-tiers-out", within)
+        self._inward = WorkerThread("jaxinfer-tiers-in", within)
+        self._arriving = WorkerThread("jaxinfer-tiers-wait", within)
 
     def __contains__(self, key: bytes) -> bool:
         """Whether a tier holds the block; one that is still on its way is not there yet."""
@@ -197,10 +197,10 @@ class Transfers:
     def settle(self) -> None:
         """Call off all fetches and return when no array of the devices is in use any more."""
         self._release_all()
-        self._outward.submit(lambda: None).result()
+        self._outward.wait()
         # A thread that still reads a file brings nothing to the devices afterwards.
-        futures.wait([self._inward.submit(lambda: None)], _SETTLING_S)
-        futures.wait([self._arriving.submit(lambda: None)], _SETTLING_S)
+        self._inward.wait(_SETTLING_S)
+        self._arriving.wait(_SETTLING_S)
 
     def close(self, last: Iterable[tuple[bytes, Any]] = ()) -> None:
         """End the threads, with what is on its way out in the tiers; may be called again.
@@ -210,14 +210,12 @@ class Transfers:
                 first; read as far as that keeps them.
         """
         self._release_all()
-        self._outward.shutdown()
+        self._outward.close()
         if self._is_closed:
             return
         self._is_closed = True
-        futures.wait([self._inward.submit(lambda: None)], _SETTLING_S)
-        self._inward.shutdown(wait=False, cancel_futures=True)
-        futures.wait([self._arriving.submit(lambda: None)], _SETTLING_S)
-        self._arriving.shutdown(wait=False)
+        self._inward.close(_SETTLING_S)
+        self._arriving.close(_SETTLING_S)
         self.tier.close(last)
 
     def snapshot(self) -> TierCounts:
@@ -363,12 +361,3 @@ def sharding_of_rows(row: jax.ShapeDtypeStruct) -> NamedSharding:
 def _put(arrays: Sequence[Any], sharding: jax.sharding.Sharding) -> list[jax.Array]:
     """Arrays on the devices, of those in host memory."""
     return jax.device_put(list(arrays), sharding)
-
-
-_here = threading.local()
-"""Each thread's context manager, held while it runs."""
-
-
-def _enter(within: Callable[[], AbstractContextManager[object]]) -> None:
-    _here.context = within()
-    _here.context.__enter__()

@@ -13,7 +13,6 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import jax
@@ -21,6 +20,7 @@ from jax._src import distributed
 
 from jaxinfer.errors import DistributedError, StepError
 from jaxinfer.serving.processes.start import ENDED_KEY, START_TIMEOUT_S, end_without_the_others
+from jaxinfer.serving.threads.worker_thread import WorkerThread
 
 Message = Mapping[str, Any]
 """A JSON object."""
@@ -71,7 +71,7 @@ class ProcessGroup:
         self._failure: str | None = None
         # Set when the processes end, or this one has reported or received a failure.
         self._is_over = threading.Event()
-        self._sender = ThreadPoolExecutor(1, "jaxinfer-calls")  # a step need not wait for it
+        self._sender = WorkerThread("jaxinfer-calls")  # a step need not wait for it
         self._watcher = threading.Thread(target=self._watch, name="jaxinfer-watch", daemon=True)
         self._watcher.start()
         atexit.register(self.close)  # before JAX's own hook, which waits for all processes
@@ -211,7 +211,7 @@ class ProcessGroup:
             else:
                 self.fail("it closed its engine while process 0 still runs")
         self._is_over.set()
-        self._sender.shutdown()
+        self._sender.close()
         self._watcher.join()  # Python's end would abort in the midst of a call to JAX
 
     def _poll(self, key: str, milliseconds: int = _POLL_MS) -> str | None:

@@ -26,7 +26,6 @@ from jaxinfer.serving.runner.device_params import ParamsWriter
 from jaxinfer.serving.runner.draft_texts import draft_texts
 from jaxinfer.serving.runner.engine_plan import EnginePlan
 from jaxinfer.serving.runner.in_flight import InFlightStep, Launched, UnsampledStep, unsampled
-from jaxinfer.serving.runner.launch_thread import LaunchThread
 from jaxinfer.serving.runner.runner_memory import RunnerMemory
 from jaxinfer.serving.runner.step_launcher import StepLauncher
 from jaxinfer.serving.runner.swap import HostBlocks
@@ -37,6 +36,7 @@ from jaxinfer.serving.scheduler.schedule import Schedule
 from jaxinfer.serving.scheduler.speculation import Speculation
 from jaxinfer.serving.slots.request_sampling import request_sampling
 from jaxinfer.serving.slots.step_masks import StepConstraints
+from jaxinfer.serving.threads.worker_thread import WorkerThread
 from jaxinfer.spans import EnterSpan
 from jaxinfer.startup_report import StartUpTimes
 
@@ -122,7 +122,9 @@ class Runner:
         self._device_name = f"{device} ({device.device_kind})"
         self._watchdog = Watchdog(config.step_time_limit(plan.platform), self._device_name)
         self._await_each = plan.platform == "cpu" and context.mesh.devices.size > 1
-        self.launches = LaunchThread(JaxSettings.here().held)
+        # XLA prepares and starts a program without the interpreter's lock. For a step of few rows,
+        # that takes the host as long as the step takes on the device.
+        self.launches = WorkerThread("jaxinfer-launches", JaxSettings.here().held)
         self.launcher = StepLauncher(
             Resident(params, self.weights.head),
             plan,

@@ -4,6 +4,7 @@ import functools
 import logging
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -118,6 +119,39 @@ def test_another_process_finds_them(directory: Path) -> None:
     arguments = [sys.executable, "-c", _ANOTHER_PROCESS, str(directory)]
     out = subprocess.run(arguments, capture_output=True, text=True, check=True)
     assert out.stdout == f"{(expected(), ALL)}\n"
+
+
+_NEVER_CLOSED = """
+import os, signal, sys, threading
+from pathlib import Path
+from tests.serving.prefix_tiers.test_files_of_engines import GREEDY, PROMPTS, ask, engine
+
+llm = engine(Path(sys.argv[1]))
+ask(llm)
+if sys.argv[2] == "streaming":
+    stream = llm.stream(PROMPTS[0], GREEDY)
+    next(stream)
+    sys.exit(3)
+threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
+llm.generate(PROMPTS * 1000, GREEDY.clone(max_tokens=12), use_tqdm=False)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("way", "status", "last_line"),
+    [("streaming", 3, ""), ("interrupted", -signal.SIGINT, "KeyboardInterrupt")],
+)
+def test_a_program_that_never_closes_its_engine_loses_no_block(
+    way: str, status: int, last_line: str, tmp_path: Path
+) -> None:
+    command = [sys.executable, "-c", _NEVER_CLOSED, str(tmp_path), way]
+    out = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
+    assert out.returncode == status
+    assert out.stderr.count("Traceback") == bool(last_line), out.stderr
+    assert "".join(out.stderr.splitlines()[-1:]) == last_line
+    with engine(tmp_path) as llm:
+        assert ask(llm) == (expected(), ALL)
 
 
 def test_a_changed_byte_is_computed_again(

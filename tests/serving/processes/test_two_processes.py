@@ -172,3 +172,25 @@ def test_when_one_process_ends_the_other_ends_and_says_why(number, to, statuses,
         assert expected in rest
         assert rest.count("\n") == bool(expected), rest
     assert ended[1][1] == ""
+
+
+_NEVER_CLOSED = """
+import sys
+from jaxinfer import LLM
+from tests.serving.processes.conversation import GREEDY, OPTIONS
+llm = LLM(sys.argv[1], tensor_parallel_size=2, **OPTIONS)
+if llm.follows:
+    llm.follow()
+    print("followed to the end")
+else:
+    print(len(llm.generate([[1, 2, 3]], GREEDY, use_tqdm=False)))
+"""
+
+
+def test_the_others_end_in_good_order_when_the_first_program_never_closes_its_engine(model):
+    line = ["-c", _NEVER_CLOSED, str(model)]
+    with two_processes([line, line]) as processes:
+        ended = outputs(processes)
+    assert [status for status, _, _ in ended] == [0, 0], ended
+    assert [stdout.splitlines()[-1] for _, stdout, _ in ended] == ["1", "followed to the end"]
+    assert not any("Traceback" in stderr for _, _, stderr in ended)

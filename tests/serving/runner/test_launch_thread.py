@@ -1,66 +1,10 @@
-import contextlib
+"""Launches run beside the host's work, in a thread of their own."""
+
 import threading
 
-import pytest
-
-from jaxinfer.serving.runner.launch_thread import LaunchThread
 from tests.serving.runner.tiny_runner import Loop, make_runner
 
 TIMEOUT_S = 20
-
-
-@pytest.fixture
-def launches():
-    launches = LaunchThread(contextlib.nullcontext)
-    yield launches
-    launches.close()
-
-
-def test_launches_run_in_their_order_in_either_thread(launches):
-    done = []
-    runs = [launches.submit, launches.submit, launches.run]
-    futures = [runs[i % 3](done.append, i) for i in range(100)]
-    launches.wait()
-    assert done == [*range(100)]
-    assert all(future.done() for future in futures)
-
-
-@pytest.mark.parametrize("name", ["submit", "run"])
-def test_what_a_launch_raises_is_its_own(launches, name):
-    futures = [getattr(launches, name)(lambda x: 1 // x, i) for i in (1, 0, 2)]
-    launches.wait()
-    assert futures[0].result() == 1
-    with pytest.raises(ZeroDivisionError):
-        futures[1].result()
-    assert futures[2].result() == 0
-
-
-def test_the_thread_is_within_a_context():
-    entered = []
-
-    @contextlib.contextmanager
-    def within():
-        entered.append(threading.current_thread().name)
-        yield
-
-    launches = LaunchThread(within)
-    names = [launches.submit(lambda: threading.current_thread().name).result() for _ in range(2)]
-    launches.close()
-    assert entered == names[:1]
-    assert names[0] == names[1]
-
-
-def test_closing_ends_the_thread_after_what_was_submitted():
-    before = threading.active_count()
-    launches = LaunchThread(contextlib.nullcontext)
-    release = threading.Event()
-    future = launches.submit(release.wait, TIMEOUT_S)
-    assert threading.active_count() == before + 1
-    release.set()
-    launches.close()
-    launches.close()
-    assert future.result()
-    assert threading.active_count() == before
 
 
 def test_a_step_is_planned_while_the_one_before_is_launched():

@@ -12,6 +12,8 @@ from typing import Any
 
 from jax._src import compiler
 
+from jaxinfer.serving.threads.late_work import submit_or_do
+
 # One makes an entry, and one compresses the last one, for which Python's lock is free.
 _THREADS = 2
 
@@ -34,7 +36,7 @@ def written_in_background() -> Iterator[None]:
     with ThreadPoolExecutor(_THREADS, thread_name_prefix="jaxinfer-cache") as pool:
 
         def write_soon(*args: Any, **kwargs: Any) -> None:
-            writes.append(pool.submit(write, *args, **kwargs))
+            writes.append(submit_or_do(pool, write, *args, **kwargs))
 
         compiler._cache_write = write_soon
         try:
