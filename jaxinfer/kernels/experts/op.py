@@ -221,14 +221,14 @@ def _list(routed: Routed, is_token: jax.Array | None, num_experts: int, *, lacks
 def _of_rows(
     routed: Routed, matrices: Matrices, is_token: jax.Array | None, kernels: Kernels
 ) -> Float[Array, "*batch E"]:
-    x, hidden, chosen, weights = routed[:4]
+    x, hidden, weights = routed.x, routed.hidden, routed.weights
     grouped, (gate, up, down) = _grouped(kernels, x, matrices), matrices
     if grouped is None:
-        mixed = xla.mixture(hidden, chosen, weights, gate, up, down, is_token=is_token)
+        mixed = xla.mixture(hidden, routed.chosen, weights, gate, up, down, is_token=is_token)
         return mixed.reshape(x.shape)
     mosaic = module_of("mosaic", "experts")
     is_fused = _has_places(routed, len(gate)) and mosaic.fused.supports(gate.shape)
-    tile_rows = mosaic.fused.ROWS if is_fused else grouped.tile_rows(chosen.size, len(gate))
+    tile_rows = mosaic.fused.ROWS if is_fused else grouped.tile_rows(routed.chosen.size, len(gate))
     groups, rows, counts = _place(routed, is_token, matrices, tile_rows, grouped)
     if is_fused:
         outputs = mosaic.fused.gated_project(rows, gate, up, down, groups.tiles, counts)
