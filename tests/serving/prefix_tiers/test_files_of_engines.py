@@ -7,6 +7,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -295,6 +296,26 @@ def test_what_an_engine_holds_at_its_end_is_written_but_for_blocks_in_use(tmp_pa
     assert len(files_in(tmp_path)) == 6
     with engine(tmp_path, num_kv_blocks=65) as llm:
         assert ask(llm, PROMPTS[:3]) == (expected()[:3], [48, 48, 0])
+
+
+def test_blocks_that_the_last_launch_evicts_are_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with engine(tmp_path) as llm:
+        ask(llm, PROMPTS[:2])
+        launcher, may_launch = llm._loaded.replicas[0].runner.launcher, threading.Event()
+        launch = launcher.launch
+
+        def slow(*arguments: Any) -> Any:
+            assert may_launch.wait(60)
+            return launch(*arguments)
+
+        monkeypatch.setattr(launcher, "launch", slow)
+        llm.add_request("last", PROMPTS[2], GREEDY)
+        llm.step()
+        assert llm._loaded.replicas[0].runner.transfers.num_leaving > 0, "of what is evicted"
+        threading.Timer(0.2, may_launch.set).start()
+    assert len(files_in(tmp_path)) == 6
 
 
 def test_devices_that_fail_at_the_end_are_told_of(
