@@ -106,9 +106,10 @@ class FileWriter:
         try:
             self.files.write(key, data)
         finally:
-            with self._lock:
-                was_forgotten = self._waiting.pop(key, None) is None
-        if was_forgotten:
+            with self._lock:  # other data of that key may wait by now
+                if is_wanted := self._waiting.get(key) is data:
+                    del self._waiting[key]
+        if not is_wanted:
             self.files.forget([key])
 
     def _remove(self, keys: list[bytes]) -> None:

@@ -69,9 +69,11 @@ class HostTier:
             blocks = self._unpack(data)
         except ValueError:  # the bytes of another layout
             return []
-        if self._num_forgotten == so_far:  # or it may be what was forgotten meanwhile
-            for key, block in zip(keys, blocks, strict=False):
-                self.put(key, block)
+        for key, block in zip(keys, blocks, strict=False):
+            self.put(key, block)
+        with self._lock:
+            if self._num_forgotten != so_far:  # which these may have been
+                self._drop(keys)
         return blocks
 
     def put(self, key: bytes, block: BlockRow) -> None:

@@ -244,22 +244,32 @@ class Transfers:
             stored = []
         with self._changed:
             self._num_outgoing -= count
-            now = [self._wanted.get(key) for key in keys]
-            wanted = [a is not None and a == b for a, b in zip(now, numbers, strict=True)]
-            for key, is_wanted in zip(keys, wanted, strict=True):
-                if is_wanted:
-                    del self._wanted[key]
             if stored:
                 self.counts.bytes_out += count * self.block_bytes
             else:
                 self.counts.dropped_blocks += len(keys)
         blocks = (BlockRow(rows, place) for rows in stored for place in range(len(rows)))
         try:
-            for key, is_wanted, block in zip(keys, wanted, blocks, strict=False):
-                if is_wanted:
-                    self.tier.put(key, block)
+            for key, number, block in zip(keys, numbers, blocks, strict=False):
+                self._keep(key, number, block)
+        except Exception as error:
+            logger.warning("KV blocks were not kept: %s", error)
         finally:
+            with self._changed:
+                for key, number in zip(keys, numbers, strict=True):
+                    if self._is_wanted(key, number):
+                        del self._wanted[key]
             self.on_stored(keys)
+
+    def _keep(self, key: bytes, number: int | None, block: BlockRow) -> None:
+        """Put a block into the tier, unless it is forgotten before that or meanwhile."""
+        if self._is_wanted(key, number):
+            self.tier.put(key, block)
+            if not self._is_wanted(key, number):
+                self.tier.forget([key])
+
+    def _is_wanted(self, key: bytes, number: int | None) -> bool:
+        return number is not None and self._wanted.get(key) == number
 
     def _bring(self, fetch: Fetch) -> None:
         """Bring blocks to the devices, as soon as there is room."""

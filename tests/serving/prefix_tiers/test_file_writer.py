@@ -86,6 +86,20 @@ def test_a_block_is_forgotten_at_once_whether_it_waits_is_written_or_has_a_file(
     assert files.num_bytes == file_bytes(BLOCK_BYTES)
 
 
+def test_a_block_that_is_forgotten_and_computed_anew_while_it_is_written_is_the_new_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = open_tier(tmp_path)
+    disk, writer = SlowDisk(files, monkeypatch), FileWriter(files)
+    writer.write(key_of(1), data_of(1))
+    assert disk.has_begun.wait(60)
+    writer.forget([key_of(1)])
+    writer.write(key_of(1), data_of(2))
+    disk.goes_on.set()
+    writer.close()
+    assert files.read(key_of(1)) == data_of(2)
+
+
 def test_keys_of_this_process_alone_are_not_written(tmp_path: Path) -> None:
     files = open_tier(tmp_path)
     writer = FileWriter(files)

@@ -94,6 +94,19 @@ def test_a_block_that_is_forgotten_while_it_is_read_does_not_stay():
     assert A not in tier
 
 
+def test_a_block_that_is_forgotten_when_it_was_read_does_not_stay(monkeypatch):
+    tier = HostTier(2, Behind({A: b"1"}))
+    put = tier.put
+
+    def forget_and_put(key: bytes, block: BlockRow) -> None:
+        tier.forget([key])
+        put(key, block)
+
+    monkeypatch.setattr(tier, "put", forget_and_put)
+    assert tier.take_next([A]) == [_block(b"1")]
+    assert A not in tier
+
+
 def test_forgotten_blocks_go_nowhere():
     behind = Behind({D: b"4"})
     tier = HostTier(2, behind)

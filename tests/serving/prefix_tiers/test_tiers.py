@@ -403,6 +403,48 @@ def test_a_block_that_was_forgotten_and_came_anew_is_the_new_one():
         np.testing.assert_array_equal(kept, rows[1:])
 
 
+@pytest.mark.parametrize("again", [False, True])
+def test_a_block_that_is_forgotten_while_the_tier_takes_it_is_not_kept(again, monkeypatch):
+    with small_llm(**TIERS) as llm:
+        ask(llm, conversations(1, seed=14))
+        transfers, kv = parts(llm).runner.transfers, parts(llm).runner.resident.kv
+        copies, tier, put = parts(llm).runner.launcher._rows, transfers.tier, transfers.tier.put
+        stored = []
+        monkeypatch.setattr(transfers, "on_stored", stored.extend)
+
+        def slow_put(key, block):
+            transfers.forget([key])
+            if again:
+                assert transfers.expect(key)  # a new one, whose copy is still to come
+            put(key, block)
+
+        monkeypatch.setattr(tier, "put", slow_put)
+        assert transfers.expect(b"key")
+        copies.copy_out(kv, TierCopies([(1, b"key")], []))
+        settle(llm)
+        assert b"key" not in transfers
+        assert transfers.is_leaving(b"key") == again
+        assert stored == [b"key"]
+
+
+def test_a_tier_that_fails_is_told_of_and_leaves_nothing_on_its_way(monkeypatch, caplog):
+    def fail(*_: object) -> None:
+        raise RuntimeError("no memory")
+
+    with small_llm(**TIERS) as llm:
+        ask(llm, conversations(1, seed=15))
+        transfers, kv = parts(llm).runner.transfers, parts(llm).runner.resident.kv
+        monkeypatch.setattr(transfers.tier, "put", fail)
+        assert all(map(transfers.expect, (b"1", b"2")))
+        out = TierCopies([(1, b"1"), (2, b"2")], [])
+        parts(llm).runner.launcher._rows.copy_out(kv, out)
+        settle(llm)
+        assert transfers.num_leaving == 0
+        assert not transfers.is_leaving(b"1")
+        assert not transfers.is_leaving(b"2")
+    assert set(caplog.messages) == {"KV blocks were not kept: no memory"}
+
+
 def test_less_than_a_block_is_refused():
     with pytest.raises(CapacityError, match="holds no KV block"):
         small_llm(**TIERS | {"kv_offloading_size": 1e-6})
