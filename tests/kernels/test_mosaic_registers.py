@@ -10,7 +10,9 @@ import pytest
 from jaxinfer.kernels.attention.op import paged_attention
 from jaxinfer.kernels.attention.pages import Pages
 from jaxinfer.kernels.experts.codes import QuantizedExperts
-from jaxinfer.kernels.experts.mosaic import fused, places
+from jaxinfer.kernels.experts.groups import Tiles
+from jaxinfer.kernels.experts.mosaic import fused, grouped_codes, places
+from jaxinfer.kernels.experts.mosaic.spread_codes import BEHIND, CodeRows
 from jaxinfer.kernels.fp8 import FP8
 from jaxinfer.kernels.matmul.mosaic import medium, small
 from jaxinfer.kernels.matmul.quantized import QuantizedLinear
@@ -77,6 +79,24 @@ def _experts(T, *, codes):
     return True
 
 
+def _experts_of_codes(rows, hidden, width):
+    """Both products of tiles of so many rows; hidden size and width in groups of 128."""
+
+    def matrix(outputs, inputs):
+        codes = _shape(8, 128 * outputs, 128 * inputs, dtype=FP8)
+        return QuantizedExperts(codes, _shape(8, outputs, inputs, dtype=jnp.float32))
+
+    def both(x, gate, down, tiles):
+        inner = grouped_codes.gated(x, gate, gate, tiles, rows)
+        return grouped_codes.project(inner, down, tiles, rows)
+
+    scale = _shape(hidden, 1000 + BEHIND, dtype=jnp.float32)
+    x = CodeRows(_shape(1000, 128 * hidden, dtype=FP8), scale)
+    tiles = Tiles(_int32(1), *(_int32(16),) * 3)
+    compile_for_h200(both, x, matrix(width, hidden), matrix(hidden, width), tiles)
+    return True
+
+
 _PROGRAMS = {
     "decode": functools.partial(_attention, 72, 72, max_query_len=1),
     "prefill": functools.partial(_attention, 1032, 8),
@@ -87,6 +107,13 @@ _PROGRAMS = {
     },
     "experts of 235B-A22B, 40 rows": functools.partial(_experts, 40, codes=False),
     "experts of 235B-A22B in fp8, 248 rows": functools.partial(_experts, 248, codes=True),
+    **{
+        f"experts of codes, {rows} rows, {hidden} groups": functools.partial(
+            _experts_of_codes, rows, hidden, width
+        )
+        for rows in (32, 128)
+        for hidden, width in ((16, 6), (17, 5))
+    },
     "gate and up in 4 bits, a row": functools.partial(_gate_and_up_in_4_bits, 1, zeros=False),
     "gate and up in 4 bits, 16 rows": functools.partial(_gate_and_up_in_4_bits, 16, zeros=True),
 }

@@ -17,7 +17,7 @@ from jaxinfer.kernels.matmul.mosaic.large_inputs import quantize_groups
 from jaxinfer.kernels.matmul.mosaic.large_plan import LargeConfig
 from jaxinfer.kernels.matmul.quantized import QuantizedLinear
 from jaxinfer.kernels.matmul.weight_form import GROUP
-from jaxinfer.kernels.mosaic import registers
+from jaxinfer.kernels.mosaic import in_flight, registers
 from tests.kernels.h200_target import compile_for_h200, needs_plugin
 
 
@@ -72,25 +72,29 @@ def _check_all(M, size, config=None):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("M", [136, 256, 264, 1000, 2048])
-@pytest.mark.parametrize("size", [1024, 3 * GROUP])
+@pytest.mark.parametrize("M", [136, 200, 256, 264, 1000, 2048, 5000])
+@pytest.mark.parametrize("size", [1024, GROUP, 3 * GROUP])
 def test_products_match_fp64(M, size):
     _check_all(M, size)
 
 
 _SIZES = {
+    "two_by_two": LargeConfig(),
     "rows_shared": LargeConfig(5, 1, 2),
     "nothing_shared": LargeConfig(3, 1, 1, swath=3),
     "both_shared": LargeConfig(2, 2, 2),
 }
 if registers.can_be_moved():
-    _SIZES["three_consumers"] = LargeConfig(4, 1, 2, consumers=3)
+    _SIZES["three_consumers"] = LargeConfig(4, consumers=3)
+    _SIZES["in_turn"] = LargeConfig(in_turn=True)
+    _SIZES["in_turn_rows_shared"] = LargeConfig(2, 1, 2, in_turn=True)
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", _SIZES)
-def test_sizes_change_no_result(name):
-    x, linears = _rows(712, 1024), [draw(outputs, 1024, seed=outputs) for outputs in (384, 256)]
+@pytest.mark.parametrize("size", [1024, 3 * GROUP])
+def test_sizes_change_no_result(name, size):
+    x, linears = _rows(712, size), [draw(outputs, size, seed=outputs) for outputs in (384, 256)]
     expected = jax.jit(large.project)(x, linears)
     got = jax.jit(functools.partial(large.project, config=_SIZES[name]))(x, linears)
     for values, wanted in zip(got, expected, strict=True):
@@ -107,7 +111,7 @@ def test_a_row_is_the_same_among_others():
 
 
 @needs_plugin
-@pytest.mark.parametrize("name", [None, *_SIZES])
+@pytest.mark.parametrize("name", _SIZES)
 @pytest.mark.parametrize("matrices", [1, 2])
 def test_no_value_lies_in_local_memory(name, matrices, monkeypatch, capfd):
     """Sizes that no other test has: what is compiled already says nothing."""
@@ -115,10 +119,10 @@ def test_no_value_lies_in_local_memory(name, matrices, monkeypatch, capfd):
     M, size = 776, 5 * GROUP
 
     def product(codes, scale, *linears):
-        options = {"matrices": matrices, "config": _SIZES.get(name)}
+        options = {"matrices": matrices, "config": _SIZES[name]}
         return large.multiply(codes, scale, linears, jnp.bfloat16, **options)
 
-    codes, scale = _shape(M, size, dtype=fp8.FP8), _shape(size // GROUP, M, dtype=jnp.float32)
+    codes, scale = _shape(M, size, dtype=fp8.FP8), _shape(size // GROUP, 832, dtype=jnp.float32)
     blocks = _shape(5, size // GROUP, dtype=jnp.float32)
     linear = QuantizedLinear(_shape(640, size, dtype=fp8.FP8), blocks, inputs="group")
     compile_for_h200(product, codes, scale, linear, linear)
@@ -134,7 +138,7 @@ def _shape(*shape, dtype):
 @pytest.mark.parametrize(
     ("M", "size", "config"),
     [
-        (512, 256, LargeConfig(6)),
+        (512, 256, LargeConfig(7)),
         (512, 256, LargeConfig(1)),
         (512, 256, LargeConfig(consumers=4)),
         (516, 256, LargeConfig()),
@@ -142,12 +146,18 @@ def _shape(*shape, dtype):
     ],
 )
 def test_a_configuration_that_does_not_fit_is_refused(M, size, config):
-    codes, scale = jnp.zeros((M, size), fp8.FP8), jnp.ones((size // GROUP, M))
+    codes, scale = jnp.zeros((M, size), fp8.FP8), jnp.ones((size // GROUP, -(-M // 64) * 64))
     weight = QuantizedLinear(jnp.zeros((128, size), fp8.FP8), jnp.ones((1, size // GROUP)))
     with pytest.raises(ValueError, match="does not fit"):
         large.multiply(codes, scale, [weight], "bfloat16", config=config)
     with pytest.raises(ValueError, match="no configuration"):
         large.multiply(codes, scale, [weight], "bfloat16")
+
+
+def test_scales_without_room_for_whole_loads_are_refused():
+    codes = jnp.zeros((200, 256), fp8.FP8)
+    with pytest.raises(ValueError, match="multiple of 64"):
+        large.multiply(codes, jnp.ones((2, 200)), [draw(128, 256)], "bfloat16")
 
 
 def test_blocks_of_128_outputs_alone_are_taken():
@@ -169,6 +179,8 @@ def interpreted(monkeypatch):
     monkeypatch.setattr(plgpu, "kernel", kernel)
     monkeypatch.setattr(plgpu, "wgmma", _wgmma)
     monkeypatch.setattr(pl, "run_scoped", lambda run, *kinds: run(*(_Sums() for _ in kinds)))
+    monkeypatch.setattr(in_flight, "start", lambda x, w: jnp.dot(_wide(x), _wide(w).T))
+    monkeypatch.setattr(in_flight, "landed", lambda sums, _: sums)
     monkeypatch.setattr(large, "MULTIPROCESSORS", 2)
     quantize_groups.clear_cache()
     yield
@@ -176,9 +188,10 @@ def interpreted(monkeypatch):
 
 
 @pytest.mark.usefixtures("interpreted")
-def test_products_match_fp64_in_the_interpreter():
-    """Several tiles a block, some of which reach beyond the last row."""
-    _check_all(136, 3 * GROUP, LargeConfig(2, 1, 1, swath=2))
+@pytest.mark.parametrize("in_turn", [False, True])
+def test_products_match_fp64_in_the_interpreter(in_turn):
+    """Several tiles a block, some of which reach beyond the last row, and an odd group."""
+    _check_all(136, 3 * GROUP, LargeConfig(2, 1, 1, swath=2, in_turn=in_turn))
 
 
 @pytest.mark.usefixtures("interpreted")
@@ -189,7 +202,8 @@ def test_inputs_are_quantized_as_elsewhere(M):
     x = _rows(M, 2 * GROUP).at[0, :GROUP].set(0)
     codes, scale = quantize_groups(x)
     expected, of_groups = fp8.quantize(x.reshape(M, 2, GROUP))
-    np.testing.assert_array_equal(np.asarray(scale), np.asarray(of_groups.T))
+    assert scale.shape == (2, 64)
+    np.testing.assert_array_equal(np.asarray(scale[:, :M]), np.asarray(of_groups.T))
     _equal(codes, expected.reshape(x.shape))
     broken, _ = quantize_groups(x.at[1, 3].set(jnp.inf).at[2, 200].set(jnp.nan))
     sound = codes.at[1, :GROUP].set(jnp.nan).at[2, GROUP:].set(jnp.nan)
@@ -210,5 +224,8 @@ class _Sums:
 
 
 def _wgmma(accumulator, first, second):
-    wide = (each[...].astype(jnp.float32) for each in (first, second))
-    accumulator.value += jnp.dot(*wide)
+    accumulator.value += jnp.dot(_wide(first), _wide(second))
+
+
+def _wide(ref):
+    return ref[...].astype(jnp.float32)

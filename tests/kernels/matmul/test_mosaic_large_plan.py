@@ -15,6 +15,7 @@ from jaxinfer.kernels.fp8 import FP8
 from jaxinfer.kernels.matmul.mosaic import large
 from jaxinfer.kernels.matmul.mosaic.large_plan import SHARED_BYTES, LargeConfig, choose
 from jaxinfer.kernels.matmul.weight_form import WeightForm
+from jaxinfer.kernels.mosaic import registers
 
 _FORM = WeightForm(FP8, is_grouped=True, inputs="group")
 _SIZES = st.integers(1, 200).map(lambda n: 128 * n)
@@ -38,6 +39,25 @@ def test_every_product_of_this_form_is_taken_and_can_be_built(M, outputs, size, 
     _problem(M, shapes, 2 if gated else 1, config).check()
     assert config.shared_bytes <= SHARED_BYTES
     assert config.share_weights * config.share_rows <= 2  # Others would not all run at once.
+
+
+_LAYER = {"qkv": (4096, 1024, 1024), "o": (4096,), "gate": (12288, 12288)}
+
+
+@pytest.mark.parametrize(
+    ("M", "of_three"),
+    [(136, []), (256, []), (2048, []), (4096, ["qkv", "gate"]), (16384, [*_LAYER])],
+)
+def test_three_consumers_take_many_rows_where_registers_move_to_them(M, of_three, monkeypatch):
+    """As in the trial of 256, 2,048 and 16,384 rows."""
+    for movable in (True, False):
+        monkeypatch.setattr(registers, "can_be_moved", lambda movable=movable: movable)
+        for name, outputs in _LAYER.items():
+            config = choose(M, [(features, 4096) for features in outputs], _FORM)
+            assert config is not None
+            is_of_three = movable and name in of_three
+            assert config.consumers == (3 if is_of_three else 2)
+            assert config.in_turn == (movable and not is_of_three)
 
 
 @pytest.mark.parametrize(

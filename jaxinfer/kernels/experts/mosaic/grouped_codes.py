@@ -2,8 +2,7 @@
 
 What `grouped.py` does for bfloat16, by codes times codes. Both operands have scales along the
 contraction, of a group of 128 inputs, so the sums of a group are scaled and added up in float32
-registers: Hopper's own sums of float8 keep some 14 bits. One warpgroup scales while the other's
-products run.
+registers: Hopper's own sums of float8 keep some 14 bits (`scaled_sums.py`).
 
 A tile has 128 features, a block of weights. Of gate and up it is computed in halves, so that
 registers hold the sums of both; when the second half is done, a consumer has all features that
@@ -39,9 +38,10 @@ from jaxinfer.kernels.experts.mosaic.grouped_codes_plan import (
     tile_rows,
 )
 from jaxinfer.kernels.experts.mosaic.grouped_plan import ROWS, SHARED_BYTES
-from jaxinfer.kernels.experts.mosaic.spread_codes import CodeRows, spread
+from jaxinfer.kernels.experts.mosaic.spread_codes import BEHIND, CodeRows, spread
 from jaxinfer.kernels.fp8 import FP8
 from jaxinfer.kernels.matmul.mosaic.large_inputs import quantized
+from jaxinfer.kernels.matmul.mosaic.scaled_sums import Contraction, add_up
 from jaxinfer.kernels.matmul.weight_form import GROUP
 from jaxinfer.kernels.mosaic.pages import SWIZZLED, Ref, Scalar, on_warps, swizzled
 from jaxinfer.kernels.mosaic.rows import store_anyhow
@@ -153,7 +153,6 @@ class _Stages(NamedTuple):
     """Groups of the contraction in shared memory, and their barriers."""
 
     x: Ref  # [stages, held, GROUP]
-    scale: Ref  # [stages, held], of x
     w: Ref  # [stages, GROUP, GROUP], matrices one after the other
     filled: Any
     free: Any
@@ -165,8 +164,8 @@ def _run(x, weights, tiles, rows, config):
     config = config or choose(rows, outputs, len(weights))
     p = _CodesProblem(P, size, outputs, len(weights), jnp.dtype(jnp.bfloat16), config)
     p.check()
-    if config.rows != rows:
-        raise ValueError(f"{config} does not fit tiles of {rows} rows")
+    if config.rows != rows or x.scale.shape[1] != P + BEHIND:
+        raise ValueError(f"{config} does not fit tiles of {rows} rows, scales {x.scale.shape}")
     arrays = [each for weight in weights for each in (weight.weight, weight.scale)]
     return _launch(p)(*tiles, *x, *arrays)
 
@@ -180,9 +179,8 @@ def _launch(p: _CodesProblem) -> Callable[..., tuple[jax.Array, ...]]:
         )
     ring = _Stages(
         x=plgpu.SMEM((c.stages, p.held, GROUP), FP8, transforms=_OPERAND),
-        scale=plgpu.SMEM((c.stages, p.held), jnp.float32),
         w=plgpu.SMEM((c.stages, GROUP, GROUP), FP8, transforms=_OPERAND),
-        filled=plgpu.Barrier(num_arrivals=2 + p.matrices, num_barriers=c.stages),
+        filled=plgpu.Barrier(num_arrivals=1 + p.matrices, num_barriers=c.stages),
         free=free,
     )
     own = {"out": plgpu.SMEM((c.consumers, ROWS, GROUP), p.dtype, transforms=SWIZZLED)}
@@ -195,7 +193,7 @@ def _launch(p: _CodesProblem) -> Callable[..., tuple[jax.Array, ...]]:
         }
         out = (
             jax.ShapeDtypeStruct((p.P, p.outputs), FP8),
-            jax.ShapeDtypeStruct((p.outputs // GROUP, p.P), jnp.float32),
+            jax.ShapeDtypeStruct((p.outputs // GROUP, p.P + BEHIND), jnp.float32),
         )
     return plgpu.kernel(
         functools.partial(_block, p),
@@ -223,7 +221,7 @@ def _block(p, count, experts, firsts, ends, x, scale, *refs, ring, own):
             plgpu.set_max_registers(p.registers[1], action="decrease")
         on_warps(
             lambda: _stream_weights(walk, arrays[::2], ring),
-            lambda: _stream_rows(walk, x, scale, ring),
+            lambda: _stream_rows(walk, x, ring),
         )
 
     @pl.when(consumer < p.config.consumers)
@@ -231,7 +229,7 @@ def _block(p, count, experts, firsts, ends, x, scale, *refs, ring, own):
         if p.registers is not None:
             plgpu.set_max_registers(p.registers[0], action="increase")
         kept = {name: each.at[consumer] for name, each in own.items()}
-        walk.each(functools.partial(_compute, walk, consumer, ring, arrays[1::2], kept, out))
+        walk.each(functools.partial(_compute, walk, consumer, ring, scale, arrays[1::2], kept, out))
         plgpu.wait_smem_to_gmem(0)
 
 
@@ -256,7 +254,7 @@ def _stream_weights(walk: _CodesWalk, weights: Sequence[Ref], ring: _Stages) -> 
     stream(walk, ring, copier)
 
 
-def _stream_rows(walk: _CodesWalk, x: Ref, scale: Ref, ring: _Stages) -> None:
+def _stream_rows(walk: _CodesWalk, x: Ref, ring: _Stages) -> None:
     p = walk.p
 
     def copier(tile, feature):
@@ -269,21 +267,20 @@ def _stream_rows(walk: _CodesWalk, x: Ref, scale: Ref, ring: _Stages) -> None:
             filled, axes = ring.filled.at[slot], "column" if p.cluster else None
             source = x.at[rows, pl.ds(group * GROUP, GROUP)]
             plgpu.copy_gmem_to_smem(source, ring.x.at[slot, own], filled, collective_axes=axes)
-            plgpu.copy_gmem_to_smem(scale.at[group, rows], ring.scale.at[slot, own], filled)
 
         return copy
 
     stream(walk, ring, copier)
 
 
-def _compute(walk, consumer, ring, of_blocks, own, out, index, tile, feature):
+def _compute(walk, consumer, ring, scale, of_blocks, own, out, index, tile, feature):
     """One tile of a consumer: its sums, and of those the expert's own rows written."""
     p = walk.p
     first = walk.tiles.firsts[tile] * ALIGNMENT + consumer * ROWS
     end = walk.tiles.ends[tile] * ALIGNMENT
     block = jnp.minimum(feature // GROUP, p.outputs // GROUP - 1)
     scales = [functools.partial(_load, each, walk.tiles.experts[tile], block) for each in of_blocks]
-    multiply = functools.partial(_multiply, walk, index, consumer, scales, ring)
+    multiply = functools.partial(_multiply, walk, index, first, consumer, scale, scales, ring)
     if p.matrices == 2:
         kept = _keep_gated(multiply, p.dtype, **own)
     else:
@@ -327,45 +324,26 @@ def _keep_gated(
     return [out, scale]
 
 
-def _multiply(walk, index, consumer, scales, ring, half):
+def _multiply(walk, index, first, consumer, scale, of_blocks, ring, half):
     """A consumer's sums ``[ROWS, n]`` by matrix, of all features of a tile or of half of them."""
-    p = walk.p
-    stages, size = jnp.int32(p.config.stages), GROUP // p.matrices
-    # So many steps from here on, stages are filled again.
-    left = (walk.count - index) * p.steps - p.config.stages
-    own = pl.ds(consumer * ROWS, ROWS)
+    p, c = walk.p, walk.p.config
+    start = index * p.steps + half * p.groups
+    # So many groups from here on, stages are filled again.
+    left = walk.count * p.steps - start - c.stages
+    # Rows behind the last are multiplied, and never stored.
+    rows = pl.ds(jnp.minimum(first, p.P), ROWS)
 
-    def ask(group):
-        return [each(jnp.minimum(group, p.groups - 1)) for each in scales]
+    def of_group(group):
+        of_rows = plgpu.load(scale.at[group, rows], layout=_OF_ROWS, optimized=False)
+        return of_rows, [each(group) for each in of_blocks]
 
-    def one(group, carry):
-        sums, of_blocks = carry
-        step = half * p.groups + group
-        slot = lax.rem(index * p.steps + step, stages)
-        following = ask(group + 1)
-        plgpu.barrier_wait(ring.filled.at[slot])
-        of_rows = plgpu.load(ring.scale.at[slot, own], layout=_OF_ROWS, optimized=False)
-
-        def products(accumulator):
-            plgpu.wgmma(accumulator, ring.x.at[slot, own], ring.w.at[slot].transpose((1, 0)))
-            return accumulator[...]
-
-        more = pl.run_scoped(products, plgpu.ACC((ROWS, GROUP), jnp.float32))
-
+    def free(group, slot):
         # Only where a block waits for it: other blocks of the cluster may have ended.
-        @pl.when(step < left)
-        def _free():
-            if p.cluster:  # A single thread tells the other blocks, after all have read scales.
-                plgpu.commit_smem()
-            plgpu.barrier_arrive(ring.free.at[slot])
+        pl.when(group < left)(lambda: plgpu.barrier_arrive(ring.free.at[slot]))
 
-        parts = [more[:, m * size : (m + 1) * size] for m in range(p.matrices)]
-        scaled = [
-            part * lax.broadcast_in_dim(of_rows * of_block, part.shape, [0])
-            for part, of_block in zip(parts, of_blocks, strict=True)
-        ]
-        return [total + part for total, part in zip(sums, scaled, strict=True)], following
-
-    zeros = plgpu.layout_cast(jnp.zeros((ROWS, size), jnp.float32), _WGMMA)
-    sums, _ = lax.fori_loop(0, p.groups, one, ([zeros] * p.matrices, ask(0)))
-    return sums
+    own = consumer * ROWS
+    contraction = Contraction(
+        p.groups, p.matrices, c.stages, ring.x, ring.w, ring.filled, own, of_group, free
+    )
+    slot = lax.rem(start, jnp.int32(c.stages))
+    return add_up(contraction, slot, in_turn=c.in_turn)[0]

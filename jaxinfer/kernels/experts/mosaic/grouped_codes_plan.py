@@ -7,9 +7,11 @@ from typing import override
 
 from jaxinfer.kernels.experts.mosaic.grouped_plan import ROWS, SHARED_BYTES, GroupedConfig
 from jaxinfer.kernels.matmul.weight_form import GROUP
+from jaxinfer.kernels.mosaic import registers
 
 _ROWS = (16, 32, 64)  # of a tile, for few rows an expert: what is multiplied, yet not read
 _MOST_STAGES = 8
+_SCALES = 3 * 1024  # of results, with what goes unused because arrays begin at whole KiB
 
 
 @dataclasses.dataclass(frozen=True)
@@ -18,9 +20,11 @@ class CodesConfig(GroupedConfig):
 
     Attributes:
         read: rows of a tile; of fewer than a consumer's 64, the others are multiplied unread.
+        in_turn: whether a consumer's products go on while it scales the sums of earlier ones.
     """
 
     read: int = ROWS
+    in_turn: bool = False
 
     @property
     @override
@@ -49,14 +53,15 @@ def choose(rows: int, features: int, matrices: int) -> CodesConfig:
     held = consumers * ROWS
     stages = min(_MOST_STAGES, (SHARED_BYTES - own_bytes(held, matrices)) // stage_bytes(held))
     share = 2 if consumers == 2 and features // GROUP % 2 == 0 else 1
-    return CodesConfig(consumers, GROUP, stages, share, rows)
+    in_turn = consumers == 2 and registers.can_be_moved()
+    return CodesConfig(consumers, GROUP, stages, share, rows, in_turn)
 
 
 def stage_bytes(rows: int) -> int:
-    """Of a group of the contraction: rows with their scales, and a block of weights."""
-    return (rows + GROUP) * GROUP + 4 * rows
+    """Of a group of the contraction: rows, and a block of weights."""
+    return (rows + GROUP) * GROUP
 
 
 def own_bytes(rows: int, matrices: int) -> int:
     """Of a tile's results: bfloat16, or codes with scales and half of what they are made of."""
-    return rows * (GROUP + 4 + GROUP) if matrices == 2 else rows * 2 * GROUP
+    return rows * 2 * GROUP + (_SCALES if matrices == 2 else 0)

@@ -23,7 +23,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxtyping import Array, Float, Int32
 
 from jaxinfer.kernels.experts.groups import ALIGNMENT, Groups, Tiles, most
-from jaxinfer.kernels.experts.mosaic.spread_codes import CodeRows
+from jaxinfer.kernels.experts.mosaic.spread_codes import BEHIND, CodeRows
 from jaxinfer.kernels.experts.mosaic.warpgroup import (
     EXPERTS,
     OF_COLUMNS,
@@ -101,7 +101,7 @@ def place(
         rows = rows.reshape(T, E // GROUP, GROUP)
         copies = (
             jax.ShapeDtypeStruct((num_places, E // GROUP, GROUP), FP8),
-            jax.ShapeDtypeStruct((E // GROUP, num_places), jnp.float32),
+            jax.ShapeDtypeStruct((E // GROUP, num_places + BEHIND), jnp.float32),
         )
     else:
         copies = (jax.ShapeDtypeStruct((num_places, E), rows.dtype),)

@@ -16,6 +16,9 @@ from jaxinfer.kernels.matmul.mosaic.large_inputs import quantized
 from jaxinfer.kernels.matmul.weight_form import GROUP
 from jaxinfer.kernels.mosaic.rows import load_global, row_layout, store_anyhow
 
+BEHIND = 64
+"""Scales of no row behind the last one's: from any row on, as many can be loaded."""
+
 _GROUPS = (8, 4, 2, 1)  # of a row in registers at once
 
 
@@ -24,11 +27,11 @@ class CodeRows(NamedTuple):
 
     Attributes:
         codes: float8_e4m3fn.
-        scale: float32, of each group of 128 inputs.
+        scale: float32, of each group of 128 inputs, with room for `BEHIND` rows more.
     """
 
     codes: Float[Array, "P I"]
-    scale: Float[Array, "G P"]
+    scale: Float[Array, "G _"]
 
 
 def spread(rows: Float[Array, "T E"], places: Int32[Array, "k N"], num_places: int) -> CodeRows:
@@ -45,7 +48,7 @@ def spread(rows: Float[Array, "T E"], places: Int32[Array, "k N"], num_places: i
         _block,
         out_type=(
             jax.ShapeDtypeStruct((num_places, groups, GROUP), FP8),
-            jax.ShapeDtypeStruct((groups, num_places), jnp.float32),
+            jax.ShapeDtypeStruct((groups, num_places + BEHIND), jnp.float32),
         ),
         grid=(T,),
         grid_names=("token",),

@@ -3,15 +3,16 @@
 Tensor cores multiply codes by codes. Both operands have scales along the contraction, of a group of
 128 inputs, so the sums of a group are scaled and added up in fp32 registers, as in DeepGEMM
 (https://github.com/deepseek-ai/DeepGEMM): Hopper's own sums of float8 keep some 14 bits, and so
-lose nothing that a group needs. One warpgroup scales while the other's products run.
+lose nothing that a group needs. One warpgroup scales while the other's products run, or while its
+own of the next group do (`scaled_sums.py`).
 
 * `project`: any number of projections of the same rows (q, k and v at once);
 * `gated`: `silu(x gate^T) * (x up^T)`, half of a tile from each matrix.
 
-Persistent blocks walk over tiles of 128 rows by 128 features, neighbours at the same time, so that
-the L2 holds what they read. A producer warpgroup streams both operands and the rows' scales through
-shared memory (TMA), also of the next tile while this one's results are stored. Blocks of a cluster
-read what they have in common once (multicast).
+Persistent blocks walk over tiles of 128 or 192 rows by 128 features, neighbours at the same time,
+so that the L2 holds what they read. A producer warpgroup streams both operands through shared
+memory (TMA), also of the next tile while this one's results are stored. Blocks of a cluster read
+what they have in common once (multicast).
 
 A row's sums don't depend on others, nor on how many there are: each is added up in the order of the
 contraction by one warpgroup.
@@ -35,13 +36,13 @@ from jaxinfer.kernels.constants import MULTIPROCESSORS
 from jaxinfer.kernels.fp8 import FP8
 from jaxinfer.kernels.matmul.mosaic.large_inputs import quantize_groups
 from jaxinfer.kernels.matmul.mosaic.large_plan import ROWS, SHARED_BYTES, LargeConfig, choose
+from jaxinfer.kernels.matmul.mosaic.scaled_sums import Contraction, add_up
 from jaxinfer.kernels.matmul.quantized import QuantizedLinear
 from jaxinfer.kernels.matmul.weight_form import GROUP
 from jaxinfer.kernels.mosaic.pages import SWIZZLED, Ref, Scalar, on_warps, swizzled
 from jaxinfer.kernels.mosaic.rows import store_anyhow
 
-_WGMMA = plgpu.Layout.WGMMA
-_OF_ROWS = _WGMMA.reduce(1)
+_OF_ROWS = plgpu.Layout.WGMMA.reduce(1)
 # Of a thread of a consumer and of the producer, by consumers.
 _REGISTERS = {2: (232, 40), 3: (160, 32)}
 
@@ -89,7 +90,7 @@ def gated(
 
 def multiply(
     codes: Float[Array, "M I"],
-    scale: Float[Array, "G M"],
+    scale: Float[Array, "G _"],
     linears: Sequence[QuantizedLinear],
     dtype: jax.typing.DTypeLike,
     *,
@@ -100,7 +101,7 @@ def multiply(
 
     Args:
         codes: float8_e4m3fn.
-        scale: float32, of each group of 128 inputs.
+        scale: float32, of each group of 128 inputs, for M rounded up to a multiple of 64.
         dtype: of the results: bfloat16 or float16.
         matrices: 2 for `gated`'s product, of a gate and an up projection.
 
@@ -111,11 +112,39 @@ def multiply(
     config = config or choose(M, shapes, linears[0].form)
     if config is None:
         raise ValueError(f"no configuration for {codes.shape} times {shapes}, {linears[0].form}")
+    if scale.shape[1] != -(-M // ROWS) * ROWS:
+        raise ValueError(f"{M} rows have scales for a multiple of {ROWS}, not {scale.shape}")
     outputs = tuple(features for features, _ in shapes[::matrices])
     p = _Problem(M, size, outputs, matrices, jnp.dtype(dtype), config)
     p.check()
     weights = [each for linear in linears for each in (linear.weight, linear.scale)]
     return _launch(p)(codes, scale, *weights)
+
+
+def snake(number: Scalar, rows: int, columns: int, swath: int) -> tuple[Scalar, Scalar]:
+    """A tile's row and column: `swath` rows at a time, columns forth and back.
+
+    As `plgpu.planar_snake`, which divides by the number of the last rows. From jax 0.12 on, where
+    Mosaic compiles by nvJitLink, that is a call, and a kernel with calls waits for each product.
+
+    Args:
+        number: below 2**22.
+        rows: of tiles.
+        columns: of tiles.
+        swath: rows that are walked through together.
+    """
+    swath = min(swath, rows)
+    whole, last = divmod(rows, swath)
+    band = lax.div(number, jnp.int32(swath * columns))
+    within = number - band * (swath * columns)
+    width, column = swath, lax.div(within, jnp.int32(swath))
+    if last:
+        is_whole = band < whole
+        width = jnp.where(is_whole, swath, last)
+        inverse = jnp.where(is_whole, jnp.float32(1 / swath), jnp.float32(1 / last))
+        column = ((within.astype(jnp.float32) + 0.5) * inverse).astype(jnp.int32)
+    row = band * swath + within - column * width
+    return row, jnp.where(lax.rem(band, jnp.int32(2)) == 0, column, columns - 1 - column)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -182,17 +211,13 @@ class _Problem:
     def tile(self, index: Scalar) -> tuple[Scalar, Scalar]:
         """First row of this block's tile, and its number among tiles of all outputs."""
         number = lax.axis_index("cluster") + index * self.clusters
-        row, column = plgpu.planar_snake(number, self.tiles, 0, self.config.swath)
+        row, column = snake(number, *self.tiles, self.config.swath)
         row = row * self.config.share_weights + self._place("row")
         return row * self.rows, column * self.config.share_rows + self._place("column")
 
     def _place(self, name: str) -> Scalar | int:
         """This block's place along an axis of its cluster."""
         return lax.axis_index(name) if name in self.cluster else 0
-
-    def after(self, slot: Scalar) -> Scalar:
-        """The slot that is filled next."""
-        return jnp.where(slot == self.config.stages - 1, 0, slot + 1)
 
     def by_output(self, tile: Scalar, do: Callable[[int, Scalar], None]) -> None:
         """Calls `do(output, first feature)` for the output that a tile is in."""
@@ -214,7 +239,6 @@ class _Stages(NamedTuple):
 
     x: Ref  # [stages, rows, GROUP]
     w: Ref  # [stages, GROUP, GROUP], matrices one after the other
-    scale: Ref  # [stages, rows], of x
     filled: Any
     free: Any
 
@@ -230,8 +254,7 @@ def _launch(p: _Problem) -> Callable[..., tuple[jax.Array, ...]]:
     stages = _Stages(
         x=plgpu.SMEM((c.stages, p.rows, GROUP), FP8, transforms=operand),
         w=plgpu.SMEM((c.stages, GROUP, GROUP), FP8, transforms=operand),
-        scale=plgpu.SMEM((c.stages, p.rows), jnp.float32),
-        filled=plgpu.Barrier(num_arrivals=2 + p.matrices, num_barriers=c.stages),
+        filled=plgpu.Barrier(num_arrivals=1 + p.matrices, num_barriers=c.stages),
         free=free,
     )
     out = plgpu.SMEM((c.consumers, ROWS, p.features), p.dtype, transforms=SWIZZLED)
@@ -258,7 +281,7 @@ def _block(p, x, scale, *refs, ring, o_smem):
     @pl.when(consumer == p.config.consumers)
     def _produce():
         plgpu.set_max_registers(_REGISTERS[p.config.consumers][1], action="decrease")
-        on_warps(lambda: _stream_weights(p, weights, ring), lambda: _stream_rows(p, x, scale, ring))
+        on_warps(lambda: _stream_weights(p, weights, ring), lambda: _stream_rows(p, x, ring))
 
     @pl.when(consumer < p.config.consumers)
     def _consume():
@@ -269,7 +292,7 @@ def _block(p, x, scale, *refs, ring, o_smem):
             row, tile = p.tile(index)
             # So many groups from here on, stages are filled again.
             left = (p.count - index) * p.steps - p.config.stages
-            sums, slot = _multiply(p, left, slot, tile, consumer, scales, ring)
+            sums, slot = _multiply(p, left, slot, row, tile, consumer, scale, scales, ring)
             out = sums[0]
             if p.matrices == 2:
                 out = out / (1.0 + jnp.exp(-out)) * sums[1]
@@ -320,63 +343,46 @@ def _stream_weights(p, weights, ring):
     lax.fori_loop(0, p.count, one, None)
 
 
-def _stream_rows(p, x, scale, ring):
+def _stream_rows(p, x, ring):
     def one(index, _):
         rows = pl.ds(p.tile(index)[0], p.rows)
 
         def copy(slot, columns):
-            filled = ring.filled.at[slot]
             plgpu.copy_gmem_to_smem(
                 x.at[rows, columns],
                 ring.x.at[slot],
-                filled,
+                ring.filled.at[slot],
                 collective_axes="column" if "column" in p.cluster else None,
             )
-            of_rows = scale.at[columns.start // GROUP, rows]
-            plgpu.copy_gmem_to_smem(of_rows, ring.scale.at[slot], filled)
 
         _stream(p, index, ring, copy)
 
     lax.fori_loop(0, p.count, one, None)
 
 
-def _multiply(p, left, slot, tile, consumer, scales, ring):
+def _multiply(p, left, slot, row, tile, consumer, scale, scales, ring):
     """A consumer's sums ``[ROWS, features]`` of a tile by matrix, and the next one's first slot.
 
     Args:
         left: groups after which no stage is filled again.
         slot: of the first group.
     """
-    own = pl.ds(consumer * ROWS, ROWS)
+    # Rows beyond the last are multiplied, and never stored.
+    rows = pl.ds(jnp.minimum(row + consumer * ROWS, scale.shape[1] - ROWS), ROWS)
 
-    def one(group, carry):
-        sums, slot = carry
-        of_weights = [_scale_of(p, scales, tile, group, matrix) for matrix in range(p.matrices)]
-        plgpu.barrier_wait(ring.filled.at[slot])
-        of_rows = plgpu.load(ring.scale.at[slot, own], layout=_OF_ROWS, optimized=False)
+    def of_group(group):
+        of_rows = plgpu.load(scale.at[group, rows], layout=_OF_ROWS, optimized=False)
+        return of_rows, [_scale_of(p, scales, tile, group, m) for m in range(p.matrices)]
 
-        def products(accumulator):
-            plgpu.wgmma(accumulator, ring.x.at[slot, own], ring.w.at[slot].transpose((1, 0)))
-            return accumulator[...]
-
-        more = pl.run_scoped(products, plgpu.ACC((ROWS, GROUP), jnp.float32))
-
+    def free(group, slot):
         # Only where a block waits for it: other blocks of the cluster may have ended.
-        @pl.when(group < left)
-        def _free():
-            if p.cluster:  # A single thread tells the other blocks, after all have read scales.
-                plgpu.commit_smem()
-            plgpu.barrier_arrive(ring.free.at[slot])
+        pl.when(group < left)(lambda: plgpu.barrier_arrive(ring.free.at[slot]))
 
-        parts = [more[:, m * p.features : (m + 1) * p.features] for m in range(p.matrices)]
-        scaled = [
-            part * lax.broadcast_in_dim(of_rows * of_weight, part.shape, [0])
-            for part, of_weight in zip(parts, of_weights, strict=True)
-        ]
-        return [total + part for total, part in zip(sums, scaled, strict=True)], p.after(slot)
-
-    zeros = plgpu.layout_cast(jnp.zeros((ROWS, p.features), jnp.float32), _WGMMA)
-    return lax.fori_loop(0, p.steps, one, ([zeros] * p.matrices, slot))
+    c, first = p.config, consumer * ROWS
+    contraction = Contraction(
+        p.steps, p.matrices, c.stages, ring.x, ring.w, ring.filled, first, of_group, free
+    )
+    return add_up(contraction, slot, in_turn=c.in_turn)
 
 
 def _scale_of(p, scales, tile, group, matrix):

@@ -15,19 +15,25 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxtyping import Array, Float
 
+from jaxinfer.kernels.constants import MULTIPROCESSORS
 from jaxinfer.kernels.fp8 import FP8, STEPS
+from jaxinfer.kernels.matmul.mosaic.large_plan import ROWS
 from jaxinfer.kernels.matmul.weight_form import GROUP
 from jaxinfer.kernels.mosaic.rows import load_global, row_layout, store_anyhow
 
 _ROWS = 8  # of a tile: each thread loads 16 bytes of it
+_BLOCKS = 16 * MULTIPROCESSORS  # of 128 threads that run at once
 
 
 # A layer has several of them: under a jit of its own the kernel is traced and lowered once.
 @jax.jit
 def quantize_groups(
     x: Float[Array, "M I"],
-) -> tuple[Float[Array, "M I"], Float[Array, "G M"]]:
+) -> tuple[Float[Array, "M I"], Float[Array, "G _"]]:
     """float8_e4m3fn and the float32 scales of each row's groups.
+
+    There is room for scales of M rounded up to a multiple of 64, as consumers of products load
+    them; those of no row hold anything.
 
     Args:
         x: bfloat16 or float16, with a multiple of 8 rows and of 128 columns.
@@ -38,12 +44,12 @@ def quantize_groups(
     M, size = x.shape
     if M % 8 or size % GROUP:
         raise ValueError(f"rows must number a multiple of 8, columns of {GROUP}; got {x.shape}")
-    tiles = next(n for n in (4, 2, 1) if M % (n * _ROWS) == 0)
+    tiles = _tiles(M // _ROWS, size // GROUP)
     return plgpu.kernel(
         functools.partial(_block, tiles),
         out_type=(
             jax.ShapeDtypeStruct(x.shape, FP8),
-            jax.ShapeDtypeStruct((size // GROUP, M), jnp.float32),
+            jax.ShapeDtypeStruct((size // GROUP, -(-M // ROWS) * ROWS), jnp.float32),
         ),
         grid=(M // (tiles * _ROWS), size // GROUP),
         grid_names=("rows", "group"),
@@ -51,6 +57,12 @@ def quantize_groups(
         compiler_params=plgpu.CompilerParams(unsafe_no_auto_barriers=True),
         kernel_name="quantize_groups",
     )(x)
+
+
+def _tiles(rows: int, groups: int) -> int:
+    """How many a block takes: one after the other only where all blocks would not run at once."""
+    fit = [n for n in (1, 2, 4) if rows % n == 0]
+    return next((n for n in fit if rows // n * groups <= _BLOCKS), fit[-1])
 
 
 def _block(tiles, x, codes, scales):

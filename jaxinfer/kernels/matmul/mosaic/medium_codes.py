@@ -102,7 +102,7 @@ def _run(x, weights, matrices, config):
     rows, inputs = x, ()
     if form.multiplies_codes:
         rows, scale = quantize_groups(x)
-        padding = (0, p.row_blocks * config.rows - B)
+        padding = (0, max(0, p.row_blocks * config.rows - scale.shape[1]))
         inputs = (jnp.pad(scale, ((0, 0), padding)),)
     arrays, tree = jax.tree.flatten((rows, inputs, weights))
     kernel = plgpu.kernel(
