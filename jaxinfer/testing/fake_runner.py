@@ -187,6 +187,9 @@ class FakeRunner:
         self._host_pages.clear()
         self._last_tokens.clear()
 
+    def await_launches(self) -> None:
+        """Steps run as they are launched."""
+
     def update_params(self, params: Any) -> None:
         """Keep a dictionary as `params`; the toy model has no weights."""
         if not isinstance(params, dict):

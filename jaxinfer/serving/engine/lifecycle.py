@@ -72,6 +72,7 @@ class Lifecycle:
             StepError: the engine has failed for good.
         """
         self.prepare_sleep()
+        self._runner.await_launches()
         self._scheduler.tiers.settle()
         self._runner.sleep(keep_params=keep_params)
 
@@ -88,6 +89,7 @@ class Lifecycle:
     def close(self) -> None:
         """Abort everything and free the device memory; safe to call again."""
         try:
+            self._runner.await_launches()  # which have evicted blocks to copy out
             # Blocks that running requests hold may not have been filled.
             self._scheduler.tiers.close(keep=self._recovery.failure is None)
         finally:

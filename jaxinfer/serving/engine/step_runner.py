@@ -25,6 +25,9 @@ class StepRunner(Protocol):
     def reset_cache(self) -> None:
         """Allocate the KV cache anew after a step that raised."""
 
+    def await_launches(self) -> None:
+        """Return when all that was to be launched has been, copies of blocks too."""
+
     def update_params(self, params: Any) -> None:
         """Use other weights from the next launch on."""
 

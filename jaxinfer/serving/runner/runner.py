@@ -272,6 +272,10 @@ class Runner:
         self.launcher.clear()
         self.memory.mark("KV cache allocated")
 
+    def await_launches(self) -> None:
+        """Return when all that was to be launched has been, copies of blocks too."""
+        self.launches.wait()
+
     def update_params(self, params: Mapping[str, Any] | ParamsWriter) -> None:
         """Use other weights from the next launch on.
 

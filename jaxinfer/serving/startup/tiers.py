@@ -124,20 +124,15 @@ def take_pinned(row: jax.ShapeDtypeStruct, num_blocks: int) -> None:
 def read_rows(runner: Runner, transfers: Transfers, blocks: Sequence[int]) -> Iterator[BlockRow]:
     """The contents of blocks of the devices, read as they are asked for, behind launched steps.
 
-    Returns when all launches have copied out what they overwrite. Ends early, with a warning, if
-    the devices fail.
+    Ends early, with a warning, if the devices fail.
     """
-    runner.launches.wait()
-    return _rows(runner, transfers, blocks)
-
-
-def _rows(runner: Runner, transfers: Transfers, blocks: Sequence[int]) -> Iterator[BlockRow]:
     whole = runner.programs.last_tokens.sharding
     copies = BlockRowCopies(
         transfers, runner.launcher.program, lambda ids: upload(ids, whole), jax.block_until_ready
     )
     try:
         for size, part in in_groups(blocks, MOST_BLOCKS):
+            runner.launches.wait()
             key = BlockRowsKey(1, size, out=True)
             (rows,) = copies.rows(runner.launcher.resident.kv, [part], key)
             yield from (BlockRow(rows, index) for index in range(len(part)))

@@ -133,8 +133,10 @@ if sys.argv[2] == "streaming":
     stream = llm.stream(PROMPTS[0], GREEDY)
     next(stream)
     sys.exit(3)
-threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
-llm.generate(PROMPTS * 1000, GREEDY.clone(max_tokens=12), use_tqdm=False)
+work = PROMPTS * 1000, GREEDY.clone(max_tokens=12), False
+threading.Thread(target=llm.generate, args=work, daemon=True).start()
+threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGINT)).start()
+threading.Event().wait()  # or the signal may come to a callback of JAX, which drops the exception
 """
 
 

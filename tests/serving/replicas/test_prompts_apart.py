@@ -73,6 +73,7 @@ def assert_nothing_is_kept(llm):
         assert not scheduler.has_unfinished
         assert scheduler.pool.num_free_blocks == scheduler.pool.num_usable_blocks
         transfers = member.started.runner.transfers
+        member.replica.call(member.started.runner.await_launches)
         transfers.settle()
         assert (transfers._num_staged, transfers.num_leaving) == (0, 0)
 
