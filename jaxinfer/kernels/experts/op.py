@@ -35,7 +35,8 @@ class Columns(NamedTuple):
     Attributes:
         chosen: as of `Routed`.
         weights: as of `Routed`, in float32.
-        marks: 1 for each expert of a row, 0 for others and behind the rows; of several rows.
+        marks: 1 for each expert of a row, 0 for others and behind the rows; None where no kernel
+            gives rows places, or where experts were numbered anew.
     """
 
     chosen: Int32[Array, "k P"]

@@ -95,6 +95,11 @@ class HostTier:
             self._drop(keys)
         self._next.forget(keys)
 
+    def drop(self, keys: Sequence[bytes]) -> None:
+        """Drop blocks here; the next tier keeps its own."""
+        with self._lock:
+            self._drop(keys)
+
     def clear(self) -> None:
         """Drop all blocks here; the next tier keeps its own."""
         with self._lock:

@@ -69,6 +69,7 @@ class Transfers:
         self._changed = threading.Condition()
         self._expected: set[bytes] = set()  # to be launched
         self._wanted: dict[bytes, int] = {}  # the same and those on their way, numbered
+        self._num_forgotten = 0  # calls of `forget`
         self._numbers = itertools.count()
         self._num_outgoing = self._num_staged = 0
         self._fetches: set[Fetch] = set()
@@ -177,6 +178,7 @@ class Transfers:
     def forget(self, keys: Sequence[bytes]) -> None:
         """Drop blocks from host memory, copies on their way included."""
         with self._changed:
+            self._num_forgotten += 1
             for key in keys:
                 self._wanted.pop(key, None)
         self.tier.forget(keys)
@@ -262,11 +264,15 @@ class Transfers:
             self.on_stored(keys)
 
     def _keep(self, key: bytes, number: int | None, block: BlockRow) -> None:
-        """Put a block into the tier, unless it is forgotten before that or meanwhile."""
+        """Put a block into the tier, unless it is not wanted any more before that or meanwhile."""
+        so_far = self._num_forgotten
         if self._is_wanted(key, number):
             self.tier.put(key, block)
             if not self._is_wanted(key, number):
-                self.tier.forget([key])
+                # What was cleared or called off alone may have a file of an earlier computation.
+                has_forgotten = self._num_forgotten != so_far
+                drop = self.tier.forget if has_forgotten else self.tier.drop
+                drop([key])
 
     def _is_wanted(self, key: bytes, number: int | None) -> bool:
         return number is not None and self._wanted.get(key) == number

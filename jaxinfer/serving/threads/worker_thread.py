@@ -87,11 +87,24 @@ class WorkerThread:
 
 
 def _work(inbox: _Inbox, within: Callable[[], AbstractContextManager[object]]) -> None:
-    with within():
-        while (item := inbox.get()) is not None:
-            future, work = item
-            try:
-                future.set_result(work())
-            except BaseException as error:
-                future.set_exception(error)
-            del item, future, work  # they refer to arrays
+    try:
+        with within():
+            _do_all(inbox, lambda work: work())
+    except BaseException as error:  # the context manager's: whoever waits must hear of it
+        failure = error
+
+        def fail(_: Callable[[], Any]) -> Any:
+            raise failure
+
+        _do_all(inbox, fail)
+
+
+def _do_all(inbox: _Inbox, do: Callable[[Callable[[], Any]], Any]) -> None:
+    """Does what is submitted until the thread is closed."""
+    while (item := inbox.get()) is not None:
+        future, work = item
+        try:
+            future.set_result(do(work))
+        except BaseException as error:
+            future.set_exception(error)
+        del item, future, work  # they refer to arrays

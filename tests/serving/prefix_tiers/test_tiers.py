@@ -427,6 +427,27 @@ def test_a_block_that_is_forgotten_while_the_tier_takes_it_is_not_kept(again, mo
         assert stored == [b"key"]
 
 
+def test_a_block_that_is_cleared_while_the_tier_takes_it_keeps_its_file(monkeypatch):
+    """A file is of an earlier computation of the same tokens."""
+    with small_llm(**TIERS) as llm:
+        ask(llm, conversations(1, seed=15))
+        transfers, kv = parts(llm).runner.transfers, parts(llm).runner.resident.kv
+        copies, tier, put = parts(llm).runner.launcher._rows, transfers.tier, transfers.tier.put
+        forgotten = []
+        monkeypatch.setattr(tier, "forget", forgotten.extend)
+
+        def slow_put(key, block):
+            transfers.clear()
+            put(key, block)
+
+        monkeypatch.setattr(tier, "put", slow_put)
+        assert transfers.expect(b"key")
+        copies.copy_out(kv, TierCopies([(1, b"key")], []))
+        settle(llm)
+        assert b"key" not in transfers
+        assert not forgotten
+
+
 def test_a_tier_that_fails_is_told_of_and_leaves_nothing_on_its_way(monkeypatch, caplog):
     def fail(*_: object) -> None:
         raise RuntimeError("no memory")

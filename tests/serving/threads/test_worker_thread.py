@@ -119,3 +119,16 @@ def test_work_is_taken_until_python_ends():
     result = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert result.stdout == "main ends\nlater\nat the end\n"
     assert result.stderr == ""
+
+
+def test_a_context_that_cannot_be_entered_fails_what_is_submitted():
+    @contextlib.contextmanager
+    def within():
+        raise ValueError("no such setting")
+        yield
+
+    thread = WorkerThread("a worker", within)
+    with pytest.raises(ValueError, match="no such setting"):
+        thread.submit(lambda: 1).result(10)
+    thread.wait(10)
+    thread.close(10)

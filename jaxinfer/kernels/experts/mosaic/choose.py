@@ -38,7 +38,7 @@ def supports(num_experts: int, num_chosen: int) -> bool:
 def choose(
     logits: Float[Array, "T X"], num_chosen: int, *, normalize: bool, mark: bool = False
 ) -> tuple[jax.Array, ...]:
-    """The experts of each token, ascending, and their weights, both ``[k, P]``; P is T up to 64.
+    """The experts of each token, ascending, and their weights, ``[k, P]``; P is T rounded up to 64.
 
     Columns behind T hold anything. A token with a NaN has NaN for its weights.
 
@@ -46,7 +46,8 @@ def choose(
         logits: of the router; weights are rounded to their dtype, and float32.
         num_chosen: k.
         normalize: a token's weights are divided by their sum.
-        mark: a third result ``[P, X]`` in bfloat16 is 1 for each expert of a token, 0 for others.
+        mark: a third result ``[P, X]`` in bfloat16 is 1 for each expert of a token, 0 for others
+            and behind T.
 
     Raises:
         ValueError: `supports` says no.

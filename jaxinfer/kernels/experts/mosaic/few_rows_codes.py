@@ -2,7 +2,7 @@
 
 What `few_rows.py` does for experts in bfloat16, by codes times codes: activations are quantized in
 the kernels, by groups of 128 inputs, and the sums of each group are scaled and added up in float32.
-More rows are for `fused.py`.
+More rows are for `fused.py` and `grouped_codes.py`.
 
 * `gated` keeps all rows as codes.
 * `project_add` has a third warpgroup, which quantizes what comes in of `gated`'s result while

@@ -33,7 +33,7 @@ def memory_of_rows(p: Plan, dtype: jax.typing.DTypeLike, *, are_scaled: bool) ->
         dtype: of operands.
         are_scaled: whether they have scales.
     """
-    rows = (p.config.consumers, p.B, p.chunks_at_once)
+    rows = (p.config.consumers, p.B, p.parts)
     squares = rows if p.has_rows_alone else (p.config.consumers, p.columns)
     # Rows of eight bits can't be selected from; float16 holds every float8_e4m3fn.
     of_rows = jnp.float16 if p.B > 1 and jnp.dtype(dtype).itemsize == 1 else dtype
@@ -62,9 +62,9 @@ def cut(p: Plan, values: jax.Array) -> jax.Array:
 def ask_for_piece(p: Plan, x: Ref, norm: Any, start: Scalar | int) -> Asked:
     """Loads a piece of x's rows and of the norm's weight, if any, from column `start` on."""
     if p.has_rows_alone:
-        at = pl.ds(start // p.chunk, p.chunks_at_once)
-        weight = [] if norm is None else [load_global(norm.at[at], _alone(p))]
-        return weight, [load_global(x.at[b, at], _alone(p)) for b in range(p.B)]
+        first = start // p.chunk
+        weight = [] if norm is None else [_load_parts(p, norm, first)]
+        return weight, [_load_parts(p, x.at[b], first) for b in range(p.B)]
     at = pl.ds(start, p.chunks_at_once * p.chunk)
     weight = [] if norm is None else [load_global(norm.at[at], _together(p).reduce(0))]
     return weight, [load_global(x.at[:, at], _together(p))]
@@ -73,7 +73,7 @@ def ask_for_piece(p: Plan, x: Ref, norm: Any, start: Scalar | int) -> Asked:
 def no_squares(p: Plan) -> list[jax.Array]:
     """The sums that `prepare_piece`'s are added to."""
     if p.has_rows_alone:
-        layout, size, count = _alone(p), p.chunks_at_once, p.B if p.normed else 0
+        layout, size, count = _alone(p), p.parts, p.B if p.normed else 0
     else:
         layout, size, count = _together(p), p.columns, 1
     return [plgpu.layout_cast(jnp.zeros((size,), jnp.float32), layout.reduce(1))] * count
@@ -165,6 +165,14 @@ def _rows_of(spread: Sequence[jax.Array], layout: RegisterLayout) -> jax.Array:
     return plgpu.layout_cast(merged, layout)
 
 
+def _load_parts(p: Plan, row: Ref, first: Scalar | int) -> jax.Array:
+    """A row's chunks from `first` on; a single one twice, since a vector of one can't be stored."""
+    if p.chunks_at_once > 1:
+        return load_global(row.at[pl.ds(first, p.chunks_at_once)], _alone(p))
+    chunk = load_global(row.at[first], _alone(p).reduce(0))
+    return plgpu.layout_cast(lax.broadcast_in_dim(chunk, (p.parts, p.chunk), [1]), _alone(p))
+
+
 def _without(known: int, sums: jax.Array, layout: RegisterLayout) -> jax.Array:
     if not known:
         return sums
@@ -173,7 +181,7 @@ def _without(known: int, sums: jax.Array, layout: RegisterLayout) -> jax.Array:
 
 
 def _alone(p: Plan) -> RegisterLayout:
-    return row_layout(p.chunks_at_once, p.chunk)
+    return row_layout(p.parts, p.chunk)
 
 
 def _together(p: Plan) -> RegisterLayout:

@@ -9,7 +9,7 @@ Weights that are codes have another ring and more such warpgroups: `small_codes.
 Blocks that share features form a cluster: they send their sums to the first one's shared memory, so
 that no second pass is needed (split-K, within a thread-block cluster).
 
-Columns past the batch are zero and never written out.
+Columns past the batch hold anything; no result is taken from them.
 """
 
 from __future__ import annotations

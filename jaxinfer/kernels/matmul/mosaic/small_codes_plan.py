@@ -26,6 +26,7 @@ _MOST_CONSUMERS = 4  # with the producer's, 640 threads of 96 registers
 _LARGE_STAGE_BYTES = 8 * 1024
 _PIECE = 1024  # activations in registers at once, beside a widened tile
 _CHUNKS_ALONE = 4  # the same, of rows by themselves
+_ROUNDING = 4 * 1024  # of what lies beside their operands: arrays begin at whole KiB
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,7 +84,7 @@ class CodesPlan(Plan):
         input_bytes = self.chunk + 4 if self.form.multiplies_codes else 2 * self.chunk
         activations = self.columns * (kept * input_bytes + 2 * TILE)
         if self.has_rows_alone:
-            activations += self.B * kept * (input_bytes + 4)
+            activations += _ROUNDING + self.consumers * self.B * self.parts * (2 * self.chunk + 8)
         scales = self.consumers * self.scales * tile * 4 * (1 + self.form.has_zeros)
         others = self.splits + self.consumers - 2
         sums = (self.matrices + 1) * others * TILE * self.columns * 4

@@ -104,6 +104,11 @@ class Plan:
         return max(1, min(_PIECE // (self.columns * self.chunk), self.chunks))
 
     @property
+    def parts(self) -> int:
+        """Of a row by itself, in registers and shared memory: its chunks, or one of them twice."""
+        return max(2, self.chunks_at_once)
+
+    @property
     def chunks(self) -> int:
         """Stages that a warpgroup goes through."""
         return self.slice // self.chunk
