@@ -28,13 +28,13 @@ from scripts.reading.trace import Called, files_of, lines_of, trace
 from tests.kernels.h200_target import trace_for_h200
 from tests.model import tiny
 
-MOST_HOST_LINES = 2636
+MOST_HOST_LINES = 2648
 MOST_DEVICE_LINES = 2445
-MOST_GENERATE_LINES = 8008
-MOST_MOSAIC_LINES = 4490
+MOST_GENERATE_LINES = 8020
+MOST_MOSAIC_LINES = 4503
 MOST_SAMPLER_LINES = 1120
 
-UNSAID = ("serving/runner/", "model/", "kernels/")
+UNSAID = ("serving/runner/", "serving/threads/", "model/", "kernels/")
 """Rooms where private functions on the path may be without a sentence."""
 
 CONFIG = tiny.config(
