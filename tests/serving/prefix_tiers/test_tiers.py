@@ -403,12 +403,20 @@ def test_a_block_that_was_forgotten_and_came_anew_is_the_new_one():
         np.testing.assert_array_equal(kept, rows[1:])
 
 
+def copy_out_key(llm):
+    """Has a tier take a block, under the key b"key"."""
+    runner = parts(llm).runner
+    assert runner.transfers.expect(b"key")
+    runner.launcher._rows.copy_out(runner.resident.kv, TierCopies([(1, b"key")], []))
+    settle(llm)
+
+
 @pytest.mark.parametrize("again", [False, True])
 def test_a_block_that_is_forgotten_while_the_tier_takes_it_is_not_kept(again, monkeypatch):
     with small_llm(**TIERS) as llm:
         ask(llm, conversations(1, seed=14))
-        transfers, kv = parts(llm).runner.transfers, parts(llm).runner.resident.kv
-        copies, tier, put = parts(llm).runner.launcher._rows, transfers.tier, transfers.tier.put
+        transfers = parts(llm).runner.transfers
+        tier, put = transfers.tier, transfers.tier.put
         stored = []
         monkeypatch.setattr(transfers, "on_stored", stored.extend)
 
@@ -419,9 +427,7 @@ def test_a_block_that_is_forgotten_while_the_tier_takes_it_is_not_kept(again, mo
             put(key, block)
 
         monkeypatch.setattr(tier, "put", slow_put)
-        assert transfers.expect(b"key")
-        copies.copy_out(kv, TierCopies([(1, b"key")], []))
-        settle(llm)
+        copy_out_key(llm)
         assert b"key" not in transfers
         assert transfers.is_leaving(b"key") == again
         assert stored == [b"key"]
@@ -431,8 +437,8 @@ def test_a_block_that_is_cleared_while_the_tier_takes_it_keeps_its_file(monkeypa
     """A file is of an earlier computation of the same tokens."""
     with small_llm(**TIERS) as llm:
         ask(llm, conversations(1, seed=15))
-        transfers, kv = parts(llm).runner.transfers, parts(llm).runner.resident.kv
-        copies, tier, put = parts(llm).runner.launcher._rows, transfers.tier, transfers.tier.put
+        transfers = parts(llm).runner.transfers
+        tier, put = transfers.tier, transfers.tier.put
         forgotten = []
         monkeypatch.setattr(tier, "forget", forgotten.extend)
 
@@ -441,9 +447,7 @@ def test_a_block_that_is_cleared_while_the_tier_takes_it_keeps_its_file(monkeypa
             put(key, block)
 
         monkeypatch.setattr(tier, "put", slow_put)
-        assert transfers.expect(b"key")
-        copies.copy_out(kv, TierCopies([(1, b"key")], []))
-        settle(llm)
+        copy_out_key(llm)
         assert b"key" not in transfers
         assert not forgotten
 
