@@ -1,7 +1,7 @@
 """Measures jaxinfer and keeps every run as JSON in benchmarks/results/.
 
 On a CPU: python scripts/benchmark.py --compare-transformers --host-cost --start-up
-On a GPU: python scripts/benchmark.py --workload W1 --batch-sizes --model-shape 0.6b
+On a GPU: python scripts/benchmark.py --workload W1 --batch-sizes --model-shape 0.6b  # one engine
           python scripts/benchmark.py --start-up --model-shape 0.6b
           python scripts/benchmark.py --start-up --model-shape 0.6b --runner pooling
           python scripts/benchmark.py --memory --model-shape 8b
@@ -11,7 +11,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from jaxinfer.cli.flags.engine import add_engine_flags, engine_arguments
 from jaxinfer.cli.flags.parser import comma_separated_integers, positive_integer
@@ -20,6 +20,9 @@ from jaxinfer.cli.platform import start_platform
 from jaxinfer.cli.process import FAILED, OK, end_process, run_command
 from jaxinfer.planning.named_shapes import SERVED_SHAPES
 from scripts.speed.workloads import WORKLOAD_NAMES
+
+if TYPE_CHECKING:
+    from jaxinfer import LLM
 
 _BATCH_SIZES = "1,2,4,8,16,32,64,128,256"
 _DECODE_STEPS = 64  # of each batch size
@@ -111,10 +114,8 @@ def _run(arguments: argparse.Namespace) -> int:
         report = memory_report(shape, engine_arguments(arguments))
         _keep(f"memory-{shape or 'bundled'}", report, report["text"], arguments)
         status = max(status, _status(report))
-    if arguments.workload:
-        status = max(status, _workloads(arguments))
-    if arguments.batch_sizes:
-        status = max(status, _batches(arguments))
+    if arguments.workload or arguments.batch_sizes:
+        status = max(status, _speeds(arguments))
     return status
 
 
@@ -147,46 +148,53 @@ def _host_costs(arguments: argparse.Namespace) -> None:
     _keep("handing-over", report, handing_over_lines(report), arguments)
 
 
-def _batches(arguments: argparse.Namespace) -> int:
-    from jaxinfer.measure.random_weights import build_engine
-    from scripts.speed.batch_speeds import fitting_arguments, measure_speeds
+def _speeds(arguments: argparse.Namespace) -> int:
+    """Workloads, then batch sizes, on one engine that holds the largest of them."""
+    from scripts.speed.report import workload_lines
+    from scripts.speed.workload_runs import started_engine, workload_reports
+
+    status, shape = OK, arguments.model_shape
+    wanted = _fitting(arguments) | engine_arguments(arguments)
+    with started_engine(shape, wanted, arguments.router_skew) as started:
+        for report in workload_reports(started, arguments.workload, arguments.repeats):
+            kind = f"{report['workload']}-{shape or 'model'}"
+            _keep(kind, report, workload_lines(report), arguments)
+            status = max(status, _status(report))
+        if arguments.batch_sizes and not started.llm.follows:
+            status = max(status, _batches(started.llm, arguments))
+    return status
+
+
+def _fitting(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Engine arguments that hold what is measured; batch sizes alone compile their own shapes."""
+    from scripts.speed.batch_speeds import fitting_arguments
+    from scripts.speed.workload_runs import fitting_workloads
+
+    sizes, lengths = arguments.batch_sizes, [arguments.prompt_tokens]
+    batches = fitting_arguments(sizes, lengths, _DECODE_STEPS) if sizes else {}
+    if not arguments.workload:
+        return batches
+    workloads = fitting_workloads(arguments.workload, engine_arguments(arguments))
+    return {name: max(size, batches.get(name, 0)) for name, size in workloads.items()}
+
+
+def _batches(llm: "LLM", arguments: argparse.Namespace) -> int:
+    from scripts.speed.batch_speeds import measure_speeds
     from scripts.speed.engine_report import report_lines, speed_record
     from scripts.speed.report import engine_record
 
-    shape, sizes, lengths = arguments.model_shape, arguments.batch_sizes, [arguments.prompt_tokens]
-    wanted = fitting_arguments(sizes, lengths, _DECODE_STEPS) | engine_arguments(arguments)
-    with build_engine(shape, wanted) as llm:
-        if llm.follows:
-            llm.follow()
-            return OK
-        repeats = arguments.repeats
-        speeds = measure_speeds(llm, sizes, lengths, decode_steps=_DECODE_STEPS, repeats=repeats)
-        report = {
-            **engine_record(llm, shape),
-            "repeats": repeats,
-            "num_compilations": sum(speed.num_compilations for speed in speeds),
-            "speeds": [speed_record(llm, speed) for speed in speeds],
-        }
+    shape, repeats = arguments.model_shape, arguments.repeats
+    llm.reset_prefix_cache()
+    sizes, lengths = arguments.batch_sizes, [arguments.prompt_tokens]
+    speeds = measure_speeds(llm, sizes, lengths, decode_steps=_DECODE_STEPS, repeats=repeats)
+    report = {
+        **engine_record(llm, shape),
+        "repeats": repeats,
+        "num_compilations": sum(speed.num_compilations for speed in speeds),
+        "speeds": [speed_record(llm, speed) for speed in speeds],
+    }
     _keep(f"batches-{shape or 'model'}", report, report_lines(report), arguments)
     return _status(report)
-
-
-def _workloads(arguments: argparse.Namespace) -> int:
-    from scripts.speed.report import workload_lines
-    from scripts.speed.workload_runs import measure_workloads
-
-    status = OK
-    for report in measure_workloads(
-        arguments.workload,
-        model_shape=arguments.model_shape,
-        engine_arguments=engine_arguments(arguments),
-        repeats=arguments.repeats,
-        router_skew=arguments.router_skew,
-    ):
-        kind = f"{report['workload']}-{arguments.model_shape or 'model'}"
-        _keep(kind, report, workload_lines(report), arguments)
-        status = max(status, _status(report))
-    return status
 
 
 def _keep(

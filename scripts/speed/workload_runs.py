@@ -1,10 +1,11 @@
 """Measures named workloads: engine start, warm-up, repeats, medians, floors, memory, profile."""
 
+import contextlib
 import dataclasses
 import statistics
 import time
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from jaxinfer.measure.random_weights import build_engine
 from jaxinfer.planning.devices import find_chip
@@ -53,45 +54,85 @@ def measure_workloads(
     Raises:
         RuntimeError: a run is not the workload: see `run_workload`.
     """
+    wanted = fitting_workloads(names, engine_arguments)
+    with started_engine(model_shape, wanted | engine_arguments, router_skew) as started:
+        yield from workload_reports(started, names, repeats)
+
+
+def fitting_workloads(names: Sequence[str], engine_arguments: dict[str, Any]) -> dict[str, int]:
+    """Engine arguments that hold the largest of the workloads, with these replicas of an engine."""
     # Before the model's vocabulary is known, only lengths matter.
     lengths = [make_workload(name, _WARM_UP, vocab_size=2) for name in names]
     sequences = max(each.num_sequences for each in lengths)
     replicas = engine_arguments.get("data_parallel_size", 1)
-    defaults = {
+    return {
         "max_model_len": max(each.max_model_len for each in lengths),
         "max_num_seqs": min(-(-sequences // replicas), _MAX_SEQS),
     }
+
+
+class Started(NamedTuple):
+    """An engine to measure, and how it started.
+
+    Attributes:
+        llm: the engine.
+        model_shape: its random weights' shape; None for a model of files.
+        router_skew: of random weights, see `random_weights`.
+        record: JSON-like values of the start.
+    """
+
+    llm: "LLM"
+    model_shape: str | None
+    router_skew: float
+    record: dict[str, Any]
+
+
+@contextlib.contextmanager
+def started_engine(
+    model_shape: str | None, arguments: dict[str, Any], router_skew: float = 0.0
+) -> Iterator[Started]:
+    """Start an engine for as long as it is measured."""
     start = time.perf_counter()
     with CacheHits() as hits:
-        llm = build_engine(model_shape, defaults | engine_arguments, router_skew)
+        llm = build_engine(model_shape, arguments, router_skew)
     with llm:
-        if llm.follows:
-            llm.follow()
-            return
-        start_up_s = time.perf_counter() - start
-        compiled_at_start = llm.num_compilations
-        for workload in lengths:
-            with ClockWatch(smi_command()) as clocks:
-                runs = _run_repeats(llm, workload.name, repeats)
-            yield {
-                "workload": workload.name,
-                "description": workload.description,
-                **engine_record(llm, model_shape),
-                **_spread(llm, router_skew),
-                "start_up_s": start_up_s,
-                "start_up": dataclasses.asdict(llm.start_up),
-                "compiled_at_start": compiled_at_start,
-                "found_in_cache": hits.count,
-                "num_compilations": sum(
-                    timing.num_compilations for each in runs.values() for timing in each
-                ),
-                "runs": {
-                    kind: _summary(llm, workload, each, warm=kind == "warm")
-                    for kind, each in runs.items()
-                },
-                "clocks": clocks.summary(),
-                "device_time": _profile(llm, workload.name, repeats),
-            }
+        record = {
+            "start_up_s": time.perf_counter() - start,
+            "start_up": dataclasses.asdict(llm.start_up),
+            "compiled_at_start": llm.num_compilations,
+            "found_in_cache": hits.count,
+        }
+        yield Started(llm, model_shape, router_skew, record)
+
+
+def workload_reports(
+    started: Started, names: Sequence[str], repeats: int
+) -> Iterator[dict[str, Any]]:
+    """What `measure_workloads` yields, of an engine that runs."""
+    llm = started.llm
+    if llm.follows:
+        llm.follow()
+        return
+    for name in names:
+        with ClockWatch(smi_command()) as clocks:
+            runs = _run_repeats(llm, name, repeats)
+        workload = make_workload(name, _WARM_UP, vocab_size=2)  # for its lengths
+        yield {
+            "workload": workload.name,
+            "description": workload.description,
+            **engine_record(llm, started.model_shape),
+            **_spread(llm, started.router_skew),
+            **started.record,
+            "num_compilations": sum(
+                timing.num_compilations for each in runs.values() for timing in each
+            ),
+            "runs": {
+                kind: _summary(llm, workload, each, warm=kind == "warm")
+                for kind, each in runs.items()
+            },
+            "clocks": clocks.summary(),
+            "device_time": _profile(llm, workload.name, repeats),
+        }
 
 
 def _profile(llm: "LLM", name: str, repeat: int) -> dict[str, Any] | None:
