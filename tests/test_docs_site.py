@@ -45,6 +45,19 @@ def test_a_link_to_source_becomes_text():
     assert without_outside_links(text, page) == "kernels of [tasks](../tasks/README.md#a)"
 
 
+def test_a_link_to_what_a_page_is_generated_from_leads_to_that_page():
+    page = DOCS / "notes" / "cpu.md"
+    text = "[promises](../../tests/behaviours.md)"
+    assert without_outside_links(text, page) == "[promises](../behaviours.md)"
+
+
+def test_every_link_between_pages_leads_to_a_file():
+    """Also where the repository is browsed, which has no generated pages."""
+    for page in DOCS.rglob("*.md"):
+        targets = re.findall(r"(?<!!)\[[^\]]*\]\(([\w./-]+\.md)[^)\s]*\)", page.read_text())
+        assert [each for each in targets if not (page.parent / each).exists()] == [], page
+
+
 def test_a_link_to_source_that_is_not_there_is_a_warning(caplog: pytest.LogCaptureFixture):
     assert without_outside_links("[gone](../jaxinfer/gone.py)", DOCS / "page.md") == "gone"
     assert "page.md links to ../jaxinfer/gone.py, which is not there" in caplog.text

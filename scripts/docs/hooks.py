@@ -1,6 +1,7 @@
 """Hooks of `mkdocs build`: a generated page, and text in place of links to files outside docs/."""
 
 import logging
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
 GENERATED = {"behaviours.md": ROOT / "tests" / "behaviours.md"}
 """Pages that are not files of docs/, and what `behaviours_page` makes them from."""
+_PAGES = {source: DOCS / name for name, source in GENERATED.items()}
 _ROW = re.compile(r"^\| (\w+) \| (.+) \| .+ \|$", re.MULTILINE)
 _LINK = re.compile(r"(?<!!)\[([^\]]*)\]\((\.\./[^)#\s]+)[^)\s]*\)")
 
@@ -43,7 +45,8 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
 def without_outside_links(markdown: str, page: Path) -> str:
     """A page's text, with links that leave docs/ replaced by their text.
 
-    A link that leads out of docs/ and to no file is a warning.
+    A link to what a page is generated from leads to that page. One that leads out of docs/ and to
+    no file is a warning.
 
     Args:
         markdown: its text.
@@ -54,6 +57,8 @@ def without_outside_links(markdown: str, page: Path) -> str:
         target = (page.parent / link[2]).resolve()
         if target.is_relative_to(DOCS):
             return link[0]
+        if target in _PAGES:
+            return f"[{link[1]}]({os.path.relpath(_PAGES[target], page.parent)})"
         if not target.exists():
             logger.warning("%s links to %s, which is not there", page.relative_to(DOCS), link[2])
         return link[1]
