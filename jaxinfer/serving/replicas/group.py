@@ -231,16 +231,20 @@ class ReplicaGroup:
             member.replica.call(member.replica.engine.wake_cache)
 
     def close(self) -> None:
-        """Abort everything, end the threads and free the device memory; safe to call again."""
+        """Abort everything, end the threads and free the device memory; safe to call again.
+
+        All replicas are closed, also where one raises: its error is raised at the end.
+        """
         if self._is_closed:
             return
         self._is_closed = True
         self._end_handovers()
         self._front.send_all(self._members)  # where they are ended like the others
-        for member in self._members:
-            member.replica.call(member.replica.engine.close)
-            member.replica.close()
-        self._deliver()
+        with contextlib.ExitStack() as closing:
+            closing.callback(self._deliver)
+            for replica in [member.replica for member in reversed(self._members)]:
+                closing.callback(replica.close)
+                closing.callback(replica.call, replica.engine.close)
 
     def _replica(self, index: int, started: StartedReplica, threads: bool) -> Replica:
         if not threads:

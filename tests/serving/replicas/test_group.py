@@ -363,3 +363,20 @@ def test_an_urgent_request_is_the_next_to_be_sent():
         order = list(group.run())
     assert order.index("urgent") < order.index("40")
     assert order[-1] == "late"
+
+
+def test_all_replicas_are_closed_where_one_fails_to(threads, monkeypatch):
+    group = Group(threads=threads)
+    group.add("a", [1, 2, 3])
+    middle = group.engine._members[1].replica.engine
+    close = middle.close
+
+    def fails() -> None:
+        close()
+        raise OSError("the disk is full")
+
+    monkeypatch.setattr(middle, "close", fails)
+    with pytest.raises(OSError, match="the disk is full"):
+        group.engine.close()
+    assert [setup.runner.closed for setup in group.setups] == [True] * 3
+    assert not [t for t in threading.enumerate() if t.name.startswith("jaxinfer-replica")]
