@@ -1,8 +1,8 @@
 """A direction found in activations, added while the model writes: python examples/steering.py.
 
 Stories set on an island differ from others in the residual stream: a probe of each layer tells them
-apart. Whether the model goes by what the probe reads is seen in what it writes when that difference
-is added behind one layer.
+apart. If the model goes by what the probe reads, it writes other stories when that difference is
+added behind one layer.
 """
 
 from dataclasses import dataclass
