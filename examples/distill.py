@@ -18,10 +18,14 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-import optax
 
 import jaxinfer
 from jaxinfer import LLM, ModelConfig, ParamsMapping, Rollouts, SamplingParams, forward, load_params
+
+try:
+    import optax
+except ImportError:
+    raise SystemExit("this example needs optax: pip install optax") from None
 
 PROMPTS = [
     "Once upon a time",

@@ -2,6 +2,7 @@
 
 It usually writes two or three. GRPO with optax, in under five minutes on two CPU cores:
 
+    pip install jaxinfer optax matplotlib  # matplotlib for the plot alone
     python examples/grpo.py --out grpo
 """
 
@@ -19,10 +20,14 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 
 from jaxinfer import LLM, ModelConfig, ParamsMapping, Rollouts, SamplingParams, forward, load_params
 from jaxinfer.model.checkpoint.hub import BUNDLED_MODEL
+
+try:
+    import optax
+except ImportError:
+    raise SystemExit("this example needs optax: pip install optax") from None
 
 PROMPTS = (
     "Once upon a time",

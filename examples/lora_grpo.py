@@ -2,7 +2,9 @@
 
 The bundled model learns to write four sentences in 32 tokens, as in `grpo.py`. But its weights stay
 as they are, and are in memory once: the trainer and the engine hold the same arrays. Adam moves the
-adapters' matrices alone, and each step hands the engine kilobytes.
+adapters' matrices alone, and each step hands the engine kilobytes. It needs optax:
+
+    pip install jaxinfer optax
 """
 
 import argparse
@@ -15,7 +17,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 
 from jaxinfer import (
     LLM,
@@ -27,6 +28,11 @@ from jaxinfer import (
     load_params,
 )
 from jaxinfer.model.checkpoint.hub import BUNDLED_MODEL
+
+try:
+    import optax
+except ImportError:
+    raise SystemExit("this example needs optax: pip install optax") from None
 
 PROMPTS = (
     "Once upon a time",

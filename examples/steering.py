@@ -2,7 +2,9 @@
 
 Stories set on an island differ from others in the residual stream: a probe of each layer tells them
 apart. If the model goes by what the probe reads, it writes other stories when that difference is
-added behind one layer.
+added behind one layer. The plot needs matplotlib:
+
+    pip install jaxinfer matplotlib
 """
 
 from dataclasses import dataclass

@@ -20,6 +20,13 @@ def _load(name):
     return module
 
 
+@pytest.mark.parametrize("name", ["distill", "grpo", "lora_grpo"])
+def test_without_optax_an_example_ends_in_one_line(name, monkeypatch):
+    monkeypatch.setitem(sys.modules, "optax", None)
+    with pytest.raises(SystemExit, match=r"^this example needs optax: pip install optax$"):
+        _load(name)
+
+
 @pytest.fixture(scope="module")
 def grpo():
     return _load("grpo")

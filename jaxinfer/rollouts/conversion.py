@@ -110,7 +110,7 @@ class MappedParams:
         targets, found = targets_of(wanted), {}
         for assigned, own in _by_devices(assignments, targets):
             used = _used(self._leaves, assigned, own[0].sharding)
-            found |= _made(assigned, own, _on_devices(used, own[0].sharding))
+            found |= made(assigned, own, _on_devices(used, own[0].sharding))
         return nested({target.path: found[target.path] for target in targets})
 
     def _assignments(self, wanted: Any) -> tuple[Assignment, ...]:
@@ -206,7 +206,7 @@ def _program(assignments: tuple[Assignment, ...], targets: tuple[Target, ...]) -
     )
 
 
-def _made(
+def made(
     assignments: Sequence[Assignment], targets: Sequence[Target], sources: Leaves
 ) -> dict[str, Any]:
     """New parameters by path; no source is donated."""

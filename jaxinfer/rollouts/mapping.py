@@ -69,12 +69,7 @@ class ParamsMapping:
         """
         targets = {each.path: each for each in targets_of(wanted)}
         found: dict[str, Assignment] = {}
-        for each in _expanded(self, tuple(targets)):
-            if each.target in found:
-                raise ValueError(
-                    f"the mapping sets {each.target} twice, from {found[each.target].path} and "
-                    f"from {each.path}"
-                )
+        for each in self.expanded(_layers_of(targets)):
             if each.target not in targets:
                 near = nearest(each.target, targets)
                 raise ValueError(f"the mapping sets {each.target}, which this model lacks{near}")
@@ -86,6 +81,14 @@ class ParamsMapping:
                 raise ValueError(f"the mapping leaves {target} unset, which must be {shape}")
             check_source(found[target], leaves, like)
         return tuple(found[target] for target in targets)
+
+    def expanded(self, layers: tuple[int, ...]) -> tuple[Assignment, ...]:
+        """The sources of a model with these layers, each with its target and its layer.
+
+        Raises:
+            ValueError: a target is set twice, or a layer's source names none and is not stacked.
+        """
+        return _expanded(self, layers)
 
     def stacked(self, axis: int = 0) -> "ParamsMapping":
         """This mapping for stacked layers: each parameter of a layer is one array of all layers.
@@ -209,15 +212,27 @@ def quantizing_mapping(leaves: Leaves, config: ModelConfig) -> ParamsMapping | N
     return ParamsMapping.hugging_face(config)
 
 
+def _layers_of(paths: Iterable[str]) -> tuple[int, ...]:
+    """The layers that an engine's paths have."""
+    parts = [path.split(".") for path in paths if path.startswith("model.layers.")]
+    return tuple(sorted({int(each[2]) for each in parts}))
+
+
 @functools.lru_cache(maxsize=16)
-def _expanded(mapping: ParamsMapping, targets: tuple[str, ...]) -> tuple[Assignment, ...]:
-    """The source of each of an engine's paths; cached by mapping and model."""
-    return tuple(_assignments(mapping, targets))
+def _expanded(mapping: ParamsMapping, layers: tuple[int, ...]) -> tuple[Assignment, ...]:
+    """Cached by mapping and layers."""
+    found: dict[str, Assignment] = {}
+    for each in _assignments(mapping, layers):
+        if each.target in found:
+            raise ValueError(
+                f"the mapping sets {each.target} twice, from {found[each.target].path} and "
+                f"from {each.path}"
+            )
+        found[each.target] = each
+    return tuple(found.values())
 
 
-def _assignments(mapping: ParamsMapping, targets: tuple[str, ...]) -> Iterator[Assignment]:
-    parts = [path.split(".") for path in targets if path.startswith("model.layers.")]
-    layers = sorted({int(each[2]) for each in parts})
+def _assignments(mapping: ParamsMapping, layers: tuple[int, ...]) -> Iterator[Assignment]:
     for pattern, source in mapping.sources:
         if LAYER not in pattern:
             path = canonical(source.path)

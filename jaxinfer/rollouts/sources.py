@@ -83,7 +83,7 @@ def check_source(each: Assignment, leaves: Leaves, like: Target) -> None:
     shape = getattr(leaf, "shape", None)
     if shape is None:
         raise TypeError(f"params[{each.path}] must be an array, got {type(leaf).__name__}")
-    given = _shape(each, tuple(shape), tuple(like.shape))
+    given = transformed_shape(each, tuple(shape), tuple(like.shape))
     if given != tuple(like.shape):
         what = "can't become" if given is None else f"becomes {given}, not"
         raise ValueError(
@@ -99,7 +99,9 @@ def _check_quantized(each: Assignment, leaf: QuantizedLeaf, like: Target) -> Non
             f"params[{each.path}] is quantized; the mapping can't split, cut or scale it"
         )
     as_it_is = each._replace(source=replace(each.source, reshape=False))
-    codes, scale = (_shape(as_it_is, tuple(array.shape), ()) for array in (leaf.qvalue, leaf.scale))
+    codes, scale = (
+        transformed_shape(as_it_is, tuple(array.shape), ()) for array in (leaf.qvalue, leaf.scale)
+    )
     check_taken(each.path, leaf, (codes or (), scale or ()), like)
 
 
@@ -145,7 +147,7 @@ def _stacked_instead(each: Assignment, leaves: Leaves) -> str:
     return f"; {path} is, so use mapping.stacked(axis) if that holds all layers"
 
 
-def _shape(each: Assignment, shape: Shape, wanted: Shape) -> Shape | None:
+def transformed_shape(each: Assignment, shape: Shape, wanted: Shape) -> Shape | None:
     """The shape of a source after its transformation; None if its dimensions don't fit."""
     if each.axis is not None:
         if not _has_axis(shape, each.axis):

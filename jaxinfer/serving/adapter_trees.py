@@ -7,7 +7,6 @@ from operator import attrgetter, itemgetter
 from typing import Any, NamedTuple
 
 import jax
-import numpy as np
 
 from jaxinfer.checks import show
 from jaxinfer.model.adapters.adapter import Adapter
@@ -15,7 +14,10 @@ from jaxinfer.model.adapters.matrices import Matrices, Target
 from jaxinfer.model.adapters.names import is_transposed, paired
 from jaxinfer.model.adapters.shape import AdapterShape
 from jaxinfer.model.adapters.stacking import Stack
+from jaxinfer.rollouts.adapter_leaves import mapped_adapter, together
+from jaxinfer.rollouts.mapping import ParamsMapping
 from jaxinfer.rollouts.trees import leaves_by_path
+from jaxinfer.serving.compile.jax_settings import JaxSettings
 
 _MOST_KNOWN = 8
 _shape_of = attrgetter("aval.shape")
@@ -59,18 +61,29 @@ class AdapterTrees:
         self._shape = shape
         self._known: OrderedDict[Any, _Known] = OrderedDict()
 
-    def adapter(self, name: str, tree: Any, scale: float) -> Adapter:
+    def adapter(
+        self, name: str, tree: Any, scale: float, mapping: ParamsMapping | None = None
+    ) -> Adapter:
         """The adapter of a tree.
 
         Args:
             scale: what the product of its matrices is multiplied by.
+            mapping: from the tree's names to PEFT's; None where it has names that are known.
 
         Raises:
             TypeError: it is no tree, or the scale no number.
             ValueError: a leaf is none of LoRA, was deleted, does not fit, or holds NaN or infinity;
-                names it.
+                names it. Or the mapping does not fit the tree.
         """
         _check_scale(scale)
+        with JaxSettings.here().held():  # a trainer's may forbid transfers
+            return self._adapter(name, tree, scale, mapping)
+
+    def _adapter(
+        self, name: str, tree: Any, scale: float, mapping: ParamsMapping | None
+    ) -> Adapter:
+        if mapping is not None:
+            tree = mapped_adapter(leaves_by_path(tree), mapping, self._shape.config)
         leaves, structure = jax.tree.flatten(tree)
         try:
             known = self._known.get(structure)
@@ -131,23 +144,8 @@ def of_tree(tree: Any, scale: float) -> dict[Target, Matrices]:
     _check_scale(scale)
     leaves = leaves_by_path(tree)
     pairs = paired(leaves)
-    given = {name: leaves[name] for pair in pairs.values() for name in pair}
-    for name, leaf in given.items():
-        if isinstance(leaf, jax.Array) and leaf.is_deleted():
-            raise ValueError(f"{name} was deleted, or donated to a program; give the newest arrays")
-    if not _lie_together(list(given.values())):
-        leaves = {name: np.asarray(leaf) for name, leaf in jax.device_get(leaves).items()}
+    leaves = together({name: leaves[name] for pair in pairs.values() for name in pair})
     return {
         target: Matrices(leaves[a], leaves[b], float(scale), (is_transposed(a), is_transposed(b)))
         for target, (a, b) in pairs.items()
     }
-
-
-def _lie_together(leaves: Sequence[Any]) -> bool:
-    """Whether all are JAX's arrays on one device or one mesh, so that one program takes them."""
-    if not leaves or not all(isinstance(leaf, jax.Array) for leaf in leaves):
-        return False
-    places = [(leaf.sharding.device_set, getattr(leaf.sharding, "mesh", None)) for leaf in leaves]
-    devices, mesh = places[0]
-    alone = len(devices) == 1
-    return all(each == devices and (alone or of == mesh) for each, of in places)

@@ -17,7 +17,7 @@ from jaxinfer.rollouts.mapping import ParamsMapping
 from jaxinfer.sampling_params import SamplingParams
 from jaxinfer.serving.door import Door
 from jaxinfer.serving.driver.async_stream import stream_request_async
-from jaxinfer.serving.driver.pauses import InFlightPolicy
+from jaxinfer.serving.driver.pauses import InFlightPolicy, check_in_flight
 from jaxinfer.serving.driver.sleep import check_level, check_mode
 from jaxinfer.serving.driver.sleep_state import PauseMode, SleepTag
 from jaxinfer.serving.engine.metrics import Metric
@@ -198,17 +198,37 @@ class AsyncLLM(Door):
         """Swap the weights between two steps: see `Weights.update`."""
         await self.weights.update_async(params, mapping, in_flight)
 
-    async def load_adapter(self, name: str, source: Any, *, scale: float | None = None) -> None:
+    async def load_adapter(
+        self,
+        name: str,
+        source: Any,
+        *,
+        scale: float | None = None,
+        mapping: ParamsMapping | None = None,
+    ) -> None:
         """Load a LoRA adapter: see `LLM.load_adapter`."""
         self._handle.check_open()
         adapters = self._handle.arguments.adapters
-        await asyncio.to_thread(adapters.load, name, source, scale, replaces=False)
+        await asyncio.to_thread(adapters.load, name, source, scale, mapping, replaces=False)
 
-    async def update_adapter(self, name: str, source: Any, *, scale: float | None = None) -> None:
+    async def update_adapter(
+        self,
+        name: str,
+        source: Any,
+        *,
+        scale: float | None = None,
+        mapping: ParamsMapping | None = None,
+        in_flight: InFlightPolicy = "keep",
+    ) -> None:
         """Replace a loaded LoRA adapter: see `LLM.update_adapter`."""
+        check_in_flight(in_flight)
         self._handle.check_open()
-        adapters = self._handle.arguments.adapters
-        await asyncio.to_thread(adapters.load, name, source, scale, replaces=True)
+        adapters, driver = self._handle.arguments.adapters, self._handle.driver
+        adapter = await asyncio.to_thread(
+            adapters.load, name, source, scale, mapping, replaces=True
+        )
+        if in_flight != "keep":
+            await driver.call_async(lambda: driver.pauses.settle_earlier(adapter, in_flight))
 
     async def unload_adapter(self, name: str) -> None:
         """Forget a loaded LoRA adapter: see `LLM.unload_adapter`."""

@@ -33,7 +33,7 @@ from jaxinfer.serving.chat_prompts import chat_prompts, truncates_prompts
 from jaxinfer.serving.driver.async_stream import stream_request_async
 from jaxinfer.serving.driver.blocking_calls import run_requests
 from jaxinfer.serving.driver.blocking_stream import stream_request
-from jaxinfer.serving.driver.pauses import InFlightPolicy
+from jaxinfer.serving.driver.pauses import InFlightPolicy, check_in_flight
 from jaxinfer.serving.driver.sleep_state import PauseMode, SleepTag
 from jaxinfer.serving.engine.metrics import Metric
 from jaxinfer.serving.handle_start import start_handle
@@ -442,7 +442,14 @@ class LLM(InspectionDoor):
         """
         return self._handle.driver.by_hand.step()
 
-    def load_adapter(self, name: str, source: Any, *, scale: float | None = None) -> None:
+    def load_adapter(
+        self,
+        name: str,
+        source: Any,
+        *,
+        scale: float | None = None,
+        mapping: ParamsMapping | None = None,
+    ) -> None:
         """Load a LoRA adapter, for requests to name; nothing compiles.
 
         Args:
@@ -451,26 +458,47 @@ class LLM(InspectionDoor):
                 kind, with PEFT's names (``lora_A`` of ``[r, in]``, ``lora_B`` of ``[out, r]``) or
                 those of tunix and qwix (``w_lora_a``, ``w_lora_b``). It is copied.
             scale: what the product of a tree's matrices is multiplied by, alpha / r; None is 1.
+            mapping: the sources of PEFT's names in a tree with names of its own, such as
+                ``{"model.layers.{layer}.self_attn.q_proj.lora_A": "blocks.{layer}.q.down"}``; for
+                the projections that it adapts alone.
 
         Raises:
             TypeError, ValueError, ModelLoadError: it doesn't fit the model or `max_lora_rank`, has
                 what is not supported, or the name is taken; one line. Nothing has changed.
         """
         self._handle.check_open()
-        self._handle.arguments.adapters.load(name, source, scale, replaces=False)
+        self._handle.arguments.adapters.load(name, source, scale, mapping, replaces=False)
 
-    def update_adapter(self, name: str, source: Any, *, scale: float | None = None) -> None:
-        """Replace a loaded adapter, as after a trainer's step; arguments as of `load_adapter`.
+    def update_adapter(
+        self,
+        name: str,
+        source: Any,
+        *,
+        scale: float | None = None,
+        mapping: ParamsMapping | None = None,
+        in_flight: InFlightPolicy = "keep",
+    ) -> None:
+        """Replace a loaded adapter, as after a trainer's step; its blocks are shared with no later
+        ones.
 
-        Requests that were made before keep the version that they began with; cached blocks of it
-        are shared with no later ones.
+        Args:
+            name: of a loaded one.
+            source: as of `load_adapter`, with `scale` and `mapping`.
+            in_flight: running requests of the adapter go on with the version that they began with
+                ("keep"), end before this returns ("wait"), or end at once with the reason "abort";
+                requests of other adapters go on.
 
         Raises:
             TypeError, ValueError, ModelLoadError: as `load_adapter`; or none of that name is
-                loaded.
+                loaded, or the policy is none. Nothing has changed.
+            RuntimeError: with "wait", the engine is paused; the adapter is replaced nevertheless.
         """
+        check_in_flight(in_flight)
         self._handle.check_open()
-        self._handle.arguments.adapters.load(name, source, scale, replaces=True)
+        adapters, driver = self._handle.arguments.adapters, self._handle.driver
+        adapter = adapters.load(name, source, scale, mapping, replaces=True)
+        if in_flight != "keep":
+            driver.call(lambda: driver.pauses.settle_earlier(adapter, in_flight))
 
     def unload_adapter(self, name: str) -> None:
         """Forget a loaded adapter; requests that were made before end with it.

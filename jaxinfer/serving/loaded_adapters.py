@@ -18,6 +18,7 @@ from jaxinfer.model.adapters.lora_request import LoRARequest
 from jaxinfer.model.adapters.peft_files import read_peft
 from jaxinfer.model.adapters.shape import AdapterShape
 from jaxinfer.model.architecture import activation_dtype
+from jaxinfer.rollouts.mapping import ParamsMapping, check_mapping
 from jaxinfer.serving.adapter_trees import AdapterTrees
 from jaxinfer.serving.requests.new_request import Prompt
 from jaxinfer.serving.startup.loading import Loaded
@@ -58,11 +59,20 @@ class LoadedAdapters:
         with self._lock:
             return tuple(sorted({*self._loaded, *self._paths}))
 
-    def load(self, name: str, source: Any, scale: float | None, *, replaces: bool) -> None:
+    def load(
+        self,
+        name: str,
+        source: Any,
+        scale: float | None,
+        mapping: ParamsMapping | None = None,
+        *,
+        replaces: bool,
+    ) -> Adapter:
         """Load an adapter from a directory or a tree of arrays.
 
         Args:
             scale: what the product of a tree's matrices is multiplied by; None is 1.
+            mapping: of a tree with names of its own to PEFT's.
             replaces: whether one of that name is loaded and to be replaced, or not to be loaded.
 
         Raises:
@@ -74,6 +84,9 @@ class LoadedAdapters:
         path = source if isinstance(source, (str, Path)) else None
         if path is not None and scale is not None:
             raise ValueError("scale is of arrays; a directory's adapter_config.json has its own")
+        if path is not None and mapping is not None:
+            raise ValueError("mapping is of arrays; a directory has PEFT's names")
+        check_mapping(mapping)
         with self._loading:
             with self._lock:
                 if replaces:
@@ -84,9 +97,13 @@ class LoadedAdapters:
                         "load_inplace) or unload it"
                     )
             if path is not None:
-                self._add(_read(shape, name, path))
-            elif self._trees is not None:
-                self._add(self._trees.adapter(name, source, 1.0 if scale is None else scale))
+                adapter = _read(shape, name, path)
+            else:
+                assert self._trees is not None
+                scale = 1.0 if scale is None else scale
+                adapter = self._trees.adapter(name, source, scale, mapping)
+            self._add(adapter)
+            return adapter
 
     def unload(self, name: str) -> None:
         """Forget an adapter; requests that have it end with it.

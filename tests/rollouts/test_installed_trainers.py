@@ -3,7 +3,8 @@
 Skipped where the packages are not installed. Each needs an environment of its own, with jaxinfer,
 pytest, pytest-xdist, hypothesis and beartype: for SkyRL `pip install 'skyrl[jax]==0.4.0' torch
 accelerate`; for MaxText `pip install --no-deps maxtext==0.2.5`, and aqtp drjax grain omegaconf
-pathwaysutils pillow pydantic qwix sympy tokamax transformers, since its extras bring all of CUDA.
+pathwaysutils pillow pydantic qwix sentencepiece sympy tiktoken tokamax transformers, since its
+extras bring all of CUDA.
 """
 
 import importlib.util

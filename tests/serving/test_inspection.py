@@ -283,6 +283,7 @@ def test_a_nan_ends_its_own_request_alone(llm):
             "length"
         ] * 2
         assert "not finite" in outputs[1].error
+        assert "the likely cause is the intervention: see that" in outputs[1].error
         assert outputs[1].outputs[0].captured is None
         for i in (0, 2, 3):
             assert ids([outputs[i]]) == [greedy_reference([*PROMPTS, LONG][i], 6)]

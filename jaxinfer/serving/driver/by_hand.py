@@ -25,13 +25,13 @@ class ByHand:
         self._compiling = compiling
         self._call = call
         self._post = post
-        self._keys: dict[str, str] = {}  # by the caller's label
+        self._by_label: dict[str, NewRequest] = {}
         self._outputs: list[RequestOutput] = []
 
     @property
-    def keys(self) -> list[str]:
-        """Keys of the unfinished ones; for the engine's thread."""
-        return list(self._keys.values())
+    def unfinished(self) -> list[NewRequest]:
+        """The unfinished ones; for the engine's thread."""
+        return list(self._by_label.values())
 
     def add(self, request: NewRequest) -> None:
         """Enqueue a request.
@@ -49,9 +49,9 @@ class ByHand:
 
         def abort() -> None:
             for label in labels:
-                if (key := self._keys.pop(label, None)) is not None:
-                    self._stepper.engine.abort(key)
-                    self._stepper.deadlines.end(key)
+                if (request := self._by_label.pop(label, None)) is not None:
+                    self._stepper.engine.abort(request.key)
+                    self._stepper.deadlines.end(request.key)
                     self._outputs = [o for o in self._outputs if o.request_id != label]
 
         self._post(abort)
@@ -78,14 +78,14 @@ class ByHand:
         return self._call(lambda: bool(self._stepper.engine.has_unfinished or self._outputs))
 
     def _add(self, request: NewRequest, since: float) -> None:
-        if request.label in self._keys:
+        if request.label in self._by_label:
             raise ValueError(f"request id {request.label!r} is in use by an unfinished request")
         self._stepper.sleep.check_takes_requests()
         self._stepper.engine.add(dataclasses.replace(request, sink=self._collect))
-        self._keys[request.label] = request.key
+        self._by_label[request.label] = request
         self._stepper.deadlines.add(request, since)
 
     def _collect(self, output: RequestOutput) -> None:
-        if output.finished and (key := self._keys.pop(output.request_id, None)) is not None:
-            self._stepper.deadlines.end(key, output)
+        if output.finished and (ended := self._by_label.pop(output.request_id, None)) is not None:
+            self._stepper.deadlines.end(ended.key, output)
         self._outputs.append(output)

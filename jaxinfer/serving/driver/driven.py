@@ -25,9 +25,9 @@ class DrivenRequests:
         return len(self._by_key)
 
     @property
-    def keys(self) -> list[str]:
-        """Keys of the unfinished ones."""
-        return list(self._by_key)
+    def unfinished(self) -> list[NewRequest]:
+        """The unfinished ones."""
+        return list(self._by_key.values())
 
     def add_all(self, requests: Sequence[NewRequest], since: float) -> None:
         """Hand requests to the engine, all or none.

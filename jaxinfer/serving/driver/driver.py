@@ -66,7 +66,7 @@ class Driver:
         soon = Submissions(owner, compiling, driven.check_open, driven.add_all, engine.abort)
         self.submit_soon, self.call_async = soon.submit_soon, soon.call_async
         self.by_hand = by_hand = ByHand(stepper, compiling, self.call, owner.post)
-        self.pauses = Pauses(stepper, lambda: [*driven.keys, *by_hand.keys])
+        self.pauses = Pauses(stepper, lambda: [*driven.unfinished, *by_hand.unfinished])
         note_driver(self)
 
     def after_each_round(self, action: Callable[[], None]) -> None:

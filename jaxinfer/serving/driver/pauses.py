@@ -3,23 +3,26 @@
 from collections.abc import Callable, Iterable
 from typing import Any, Literal, get_args
 
+from jaxinfer.model.adapters.adapter import Adapter
 from jaxinfer.serving.driver import sleep
 from jaxinfer.serving.driver.sleep_state import PauseMode, SleepTag
 from jaxinfer.serving.driver.stepper import Stepper
+from jaxinfer.serving.requests.new_request import NewRequest
 
 InFlightPolicy = Literal["keep", "wait", "abort"]
 """The fate of running requests in a weight swap: they continue under the new weights, finish first,
-or are aborted."""
+or are aborted. When an adapter is replaced, its requests continue with the version that they have.
+"""
 
 
 class Pauses:
     """What is done between steps, in the engine's thread: by `Driver.call` or `call_async`."""
 
-    def __init__(self, stepper: Stepper, keys: Callable[[], list[str]]) -> None:
+    def __init__(self, stepper: Stepper, unfinished: Callable[[], list[NewRequest]]) -> None:
         self._stepper = stepper
         self._engine = stepper.engine
         self._sleep = stepper.sleep
-        self._keys = keys
+        self._unfinished = unfinished
 
     def update_params(self, params: Any, in_flight: InFlightPolicy) -> None:
         """Swap the weights; only in the engine's thread.
@@ -38,6 +41,23 @@ class Pauses:
         self._settle_requests(in_flight)
         self._engine.update_params(params)
         self._sleep.lacks_weights = False
+
+    def settle_earlier(self, adapter: Adapter, in_flight: InFlightPolicy) -> None:
+        """Settle the requests that have an earlier version of an adapter, as the policy says.
+
+        Only in the engine's thread. With "wait", messages posted in the meantime wait too.
+
+        Raises:
+            Exception: an error of a step under "wait".
+            RuntimeError: a step runs, or requests can't end because of a pause.
+        """
+
+        def has_earlier(request: NewRequest) -> bool:
+            own = request.prompt.adapter
+            return own is not None and own.name == adapter.name and own.version < adapter.version
+
+        self._stepper.check_between_steps()
+        self._settle_requests(in_flight, has_earlier)
 
     @property
     def is_sleeping(self) -> bool:
@@ -121,17 +141,29 @@ class Pauses:
                 self._engine.wake_cache()
             self._sleep.asleep -= {tag}
 
-    def _settle_requests(self, mode: PauseMode) -> None:
-        """Abort unfinished requests, run steps until they end ("wait"), or keep them."""
+    def _settle_requests(
+        self, mode: PauseMode, concerned: Callable[[NewRequest], bool] | None = None
+    ) -> None:
+        """Abort unfinished requests, run steps until they end ("wait"), or keep them.
+
+        Args:
+            concerned: says of a request whether it is one of them; None takes all.
+        """
+
+        def left() -> bool:
+            if not self._engine.has_unfinished:
+                return False
+            return concerned is None or any(map(concerned, self._unfinished()))
+
         if mode == "abort":
-            for key in self._keys():
-                self._engine.abort(key)
-        if mode == "wait" and self._engine.has_unfinished and not self._sleep.may_step:
+            for request in filter(concerned or (lambda request: True), self._unfinished()):
+                self._engine.abort(request.key)
+        if mode == "wait" and left() and not self._sleep.may_step:
             raise RuntimeError(
                 "requests can't end while the engine is paused or sleeps: resume it first, or give "
                 "'keep' or 'abort' in place of 'wait'"
             )
-        while mode == "wait" and self._engine.has_unfinished:
+        while mode == "wait" and left():
             self._stepper.step()
             self._stepper.end_overdue()
 

@@ -142,7 +142,7 @@ class OpenRequests:
             update.request.is_watched = not completion.leave()
             return
         if reason == "error":
-            group.error = group.error or cause_of(sampled, update.row, update.request.params)
+            group.error = group.error or cause_of(sampled, update.row, group.new)
         # The scheduler does not know of stop strings.
         self._scheduler.finish(update.request, "stop", completion.stop_reason)
         self.table.forget(update.request, reason)

@@ -7,13 +7,17 @@ import traceback
 import numpy as np
 
 from jaxinfer.outputs import FinishReason, RequestOutput
-from jaxinfer.sampling_params import SamplingParams
 from jaxinfer.serving.engine.request_table import AnyCompletion, AnyGroup, RequestTable
+from jaxinfer.serving.requests.new_request import NewRequest
 from jaxinfer.serving.requests.request import Request
 from jaxinfer.serving.requests.result import LEFT_VOCAB, NO_TOKEN, TokenScores
 from jaxinfer.serving.scheduler.scheduler import Scheduler
 
-NOT_FINITE = "the logits were not finite (NaN or infinity), or no token was allowed"
+_NOT_FINITE = "the logits were not finite (NaN or infinity), or no token was allowed"
+_CHANGED = (
+    "; the likely cause is the intervention: see that what it returns is finite, or leave "
+    "intervene=True out"
+)
 _NO_TOKEN = "NoTokenLeft: %s contradict each other: no token is left to go on with; change one"
 _LEFT_VOCAB = "the custom sampler chose a token id outside the model's vocabulary"
 _LIMITING = (
@@ -91,15 +95,20 @@ class RequestFaults:
                 self._table.outputs.append(output)
 
 
-def cause_of(sampled: TokenScores, row: int, params: SamplingParams) -> str:
-    """Why a row's first bad token is bad."""
+def not_finite(new: NewRequest) -> str:
+    """Why a request ends whose logits can't be drawn from, as far as is known."""
+    return _NOT_FINITE + _CHANGED * new.intervene
+
+
+def cause_of(sampled: TokenScores, row: int, new: NewRequest) -> str:
+    """Why the first bad token of a request's row is bad."""
     bad = np.flatnonzero(~sampled.ok[row])
     if not bad.size or sampled.status is None:
-        return NOT_FINITE
+        return not_finite(new)
     status = sampled.status[row][bad[0]]
     if status == LEFT_VOCAB:
         return _LEFT_VOCAB
-    limiting = [name for name in _LIMITING if getattr(params, name)]
+    limiting = [name for name in _LIMITING if getattr(new.params, name)]
     if status == NO_TOKEN and len(limiting) > 1:
         return _NO_TOKEN % " and ".join(limiting)
-    return NOT_FINITE
+    return not_finite(new)

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from jaxinfer.serving.engine.request_faults import NOT_FINITE, RequestFaults
+from jaxinfer.serving.engine.request_faults import RequestFaults, not_finite
 from jaxinfer.serving.engine.request_table import Member, RequestTable
 from jaxinfer.serving.requests.result import StepResult
 from jaxinfer.serving.scheduler.schedule import Schedule
@@ -35,6 +35,6 @@ def _take(
         faults.raised(group, error)
         return
     if not finite:
-        group.error = group.error or NOT_FINITE
+        group.error = group.error or not_finite(group.new)
         faults.end(completion, "error")
         table.changed[group.request_id] = group

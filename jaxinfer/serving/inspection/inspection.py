@@ -114,6 +114,18 @@ class Inspection:
             return plain
         return f"{plain}, or capture fewer layers"
 
+    def share(self, model: ModelConfig) -> str:
+        """What capture takes of the KV cache, to end an error about its size; "" without."""
+        if self.capture is None:
+            return ""
+        kept = len(layers_of(self.capture, model)) * model.hidden_size
+        plain = 2 * model.num_hidden_layers * model.num_key_value_heads * model.head_dim
+        less = "leave capture out" if self.capture.what == "logits" else "capture fewer layers"
+        return (
+            f", or {less}: capture keeps {kept:,} numbers of a token beside {plain:,} of keys and "
+            "values"
+        )
+
 
 NO_INSPECTION = Inspection()
 

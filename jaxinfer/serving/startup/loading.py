@@ -232,7 +232,7 @@ def _load(config: EngineConfig, source: ModelSource, group: ProcessGroup | None)
         # If JAX's cache keeps them, in one block: programs go on compiling from one step to the
         # next.
         with contextlib.nullcontext() if keeps else cache():
-            with _memory_errors_explained():
+            with _memory_errors_explained(source.inspection.share(model_config)):
                 if len(meshes) == 1:
                     started = [start_engine(setup, params, mesh)]
                 else:
@@ -337,8 +337,8 @@ def _load_weights(
 
 
 @contextlib.contextmanager
-def _memory_errors_explained() -> Iterator[None]:
-    """Turn XLA's out-of-memory errors into one line with the remedy."""
+def _memory_errors_explained(remedy: str = "") -> Iterator[None]:
+    """Turn XLA's out-of-memory errors into one line with the remedy; `remedy` is one more."""
     try:
         yield
     except jax.errors.JaxRuntimeError as error:
@@ -350,7 +350,8 @@ def _memory_errors_explained() -> Iterator[None]:
             settings = "gpu_memory_utilization or num_kv_blocks"
         raise CapacityError(
             "the device has too little memory for the weights and the KV cache; lower "
-            f"{settings}, raise tensor_parallel_size, or end other programs that use it ({first})"
+            f"{settings}, raise tensor_parallel_size, or end other programs that use it{remedy} "
+            f"({first})"
         ) from None
 
 

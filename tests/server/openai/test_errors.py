@@ -292,6 +292,19 @@ def test_what_is_wrong_within_a_field_is_named_too(client, fields, message):
     assert message in refused(answer, next(iter(fields)))
 
 
+@pytest.mark.parametrize(
+    ("field", "value", "where"),
+    [
+        ("entropy", True, "LLM does (SamplingParams(entropy=True))"),
+        ("support", 4, "LLM does (SamplingParams(support=N))"),
+        ("logprob_token_ids", [1], "POST labels to decisions for their probabilities"),
+    ],
+)
+def test_measures_that_no_server_sends_are_refused_with_their_place(client, field, value, where):
+    for path, body in (("/v1/completions", PROMPT), ("/v1/chat/completions", CHAT)):
+        assert where in refused(client.post(path, {**body, field: value}), field)
+
+
 def test_fields_without_effect_and_nulls_are_taken(client):
     ignored = {"user": "me", "metadata": {"a": "b"}, "store": True, "service_tier": "auto"}
     nulls = dict.fromkeys([*NUMBERS, "stop", "logit_bias", "stream", "stream_options", "suffix"])

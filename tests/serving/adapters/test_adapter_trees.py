@@ -67,6 +67,20 @@ def test_a_tree_like_an_earlier_one_is_not_looked_at(form, looks):
     assert len(looks) == 2
 
 
+@pytest.mark.parametrize("form", [peft, qwix, lambda seed: tree(matrices(seed))])
+def test_a_trainers_settings_of_jax_do_not_matter(form):
+    trees, given = AdapterTrees(SHAPE), [form(0), form(1)]
+    with (
+        jax.transfer_guard("disallow_explicit"),
+        jax.enable_x64(True),
+        jax.numpy_rank_promotion("raise"),
+        jax.disable_jit(),
+    ):
+        adapters = [trees.adapter("a", each, 0.5) for each in given]
+    for seed, adapter in enumerate(adapters):
+        assert_is(adapter, seed, is_there=form in (peft, qwix))
+
+
 def test_the_order_of_names_does_not_matter(looks):
     trees = AdapterTrees(SHAPE)
     trees.adapter("a", peft(0), 0.5)

@@ -1,14 +1,24 @@
 """Requests with LoRA adapters: exact, apart in the prefix cache, and more of them than slots."""
 
 import asyncio
+import gc
 from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import psutil
 import pytest
 
-from jaxinfer import LLM, BeamSearchParams, EngineConfig, LoRARequest, SamplingParams, forward
+from jaxinfer import (
+    LLM,
+    BeamSearchParams,
+    EngineConfig,
+    LoRARequest,
+    ParamsMapping,
+    SamplingParams,
+    forward,
+)
 from jaxinfer.model.adapters.adapter import Adapter
 from jaxinfer.model.adapters.device_slots import ADAPTERS
 from jaxinfer.model.adapters.shape import AdapterShape
@@ -126,6 +136,68 @@ def test_requests_keep_the_version_that_they_began_with(llm):
     assert ids(new) == [expected(1)]
 
 
+@pytest.mark.parametrize("policy", ["keep", "wait", "abort"])
+def test_an_update_does_with_requests_of_the_adapter_alone_what_its_policy_says(llm, policy):
+    llm.load_adapter("moving", tree(matrices(0)), scale=0.5)
+    for name in ("moving", "a2"):
+        llm.add_request(name, PROMPT, GREEDY, lora_request=name)
+    llm.step()
+    llm.update_adapter("moving", tree(matrices(1)), scale=0.5, in_flight=policy)
+    llm.add_request("later", PROMPT, GREEDY, lora_request="moving")
+    unfinished = {each.label for each in llm._handle.driver.by_hand.unfinished}
+    assert ("moving" in unfinished) == (policy == "keep")
+    pauses, newest = llm._handle.driver.pauses, llm._handle.arguments.adapters.find("moving")
+    if policy != "keep":  # requests that come before the earlier ones are settled have the new one
+        llm._handle.driver.call(lambda: pauses.settle_earlier(newest, policy))
+    last = {}
+    while llm.has_unfinished_requests():
+        last.update({output.request_id: output.outputs[0] for output in llm.step()})
+    llm.unload_adapter("moving")
+    moving = last["moving"]
+    assert moving.finish_reason == ("abort" if policy == "abort" else "length")
+    assert moving.token_ids == expected(0)[: len(moving.token_ids)]
+    assert len(moving.token_ids) == GREEDY.max_tokens or policy == "abort"
+    assert last["a2"].token_ids == expected(2)
+    assert last["later"].token_ids == expected(1)
+
+
+def test_other_policies_are_refused_before_anything_changes(llm):
+    before = llm._handle.arguments.adapters.find("a0")
+    with pytest.raises(ValueError, match="in_flight must be 'keep', 'wait' or 'abort'"):
+        llm.update_adapter("a0", tree(matrices(1)), scale=0.5, in_flight="recompute")
+    assert llm._handle.arguments.adapters.find("a0") is before
+
+
+def test_a_paused_engine_can_not_wait_for_requests(llm):
+    llm.load_adapter("moving", tree(matrices(0)), scale=0.5)
+    llm.add_request("moving", PROMPT, GREEDY, lora_request="moving")
+    llm.pause("keep")
+    with pytest.raises(RuntimeError, match="requests can't end while the engine is paused"):
+        llm.update_adapter("moving", tree(matrices(1)), scale=0.5, in_flight="wait")
+    llm.resume()
+    llm.abort_request("moving")
+    assert ids(llm.generate([PROMPT], GREEDY, lora_request="moving")) == [expected(1)]
+    llm.unload_adapter("moving")
+
+
+def test_an_adapter_of_invented_names_is_mapped(llm):
+    names = {f"model.{target}": target for target in matrices(0)}
+    mapping = ParamsMapping(
+        {f"{path}.lora_{which}": f"own.{path}.{which}" for path in names for which in "AB"}
+    )
+    own = {f"own.{path}.A": matrices(0)[target].a for path, target in names.items()}
+    own |= {f"own.{path}.B": matrices(0)[target].b for path, target in names.items()}
+    llm.load_adapter("own", own, scale=0.5, mapping=mapping)
+    assert ids(llm.generate([PROMPT], GREEDY, lora_request="own")) == [expected(0)]
+    llm.update_adapter("own", jax.tree.map(np.zeros_like, own), mapping=mapping)
+    assert ids(llm.generate([PROMPT], GREEDY, lora_request="own")) == [expected(None)]
+    llm.unload_adapter("own")
+    with pytest.raises(TypeError, match="mapping must be a ParamsMapping, got dict"):
+        llm.load_adapter("own", own, mapping={})
+    with pytest.raises(ValueError, match="mapping is of arrays; a directory has PEFT's names"):
+        llm.load_adapter("own", "/nowhere", mapping=mapping)
+
+
 def test_many_adapters_load_and_unload_without_a_program_more(llm):
     llm.generate([PROMPT], GREEDY, lora_request="a0")
     scheduler = llm._loaded.replicas[0].scheduler
@@ -138,6 +210,29 @@ def test_many_adapters_load_and_unload_without_a_program_more(llm):
     assert llm.num_compilations == before
     assert llm.adapters == ("a0", "a1", "a2")
     scheduler.check_invariants()
+
+
+@pytest.mark.exhaustive
+def test_five_hundred_loads_and_unloads_leave_memory_and_programs_flat(llm):
+    def pass_through(seed):
+        llm.load_adapter("passing", jax.tree.map(jnp.asarray, tree(matrices(seed))), scale=0.5)
+        llm.generate([PROMPT], GREEDY, lora_request="passing")
+        llm.unload_adapter("passing")
+
+    def held():
+        gc.collect()
+        live = sum(array.nbytes for array in jax.live_arrays())
+        return llm.num_compilations, live, psutil.Process().memory_info().rss
+
+    for seed in range(50):
+        pass_through(seed % 2)
+    programs, live, resident = held()
+    for seed in range(500):
+        pass_through(seed % 2)
+    programs_then, live_then, resident_then = held()
+    assert programs_then == programs
+    assert live_then - live < sum(each.nbytes for each in tree(matrices(0)).values())
+    assert resident_then - resident < 20e6
 
 
 def test_samples_of_a_prompt_and_rollouts_have_its_adapter(llm):
@@ -179,7 +274,7 @@ def test_tasks_of_an_event_loop_load_and_name_adapters():
         async with small_async_llm(**LORA) as engine:
             await engine.load_adapter("a", tree(matrices(0)), scale=0.5)
             found = await asyncio.gather(*(tokens(engine, name) for name in ("a", None)))
-            await engine.update_adapter("a", tree(matrices(1)), scale=0.5)
+            await engine.update_adapter("a", tree(matrices(1)), scale=0.5, in_flight="wait")
             found.append(await tokens(engine, "a"))
             assert engine.adapters == ("a",)
             await engine.unload_adapter("a")

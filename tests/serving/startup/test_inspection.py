@@ -1,9 +1,10 @@
 """An engine refuses in one line what can't be read or changed of its activations."""
 
+import jax
 import jax.numpy as jnp
 import pytest
 
-from jaxinfer import Capture, Intervention
+from jaxinfer import CapacityError, Capture, Intervention
 from jaxinfer.model.experts import Experts
 from tests.model import tiny
 from tests.serving.small_llm import GREEDY, PROMPTS, small_llm
@@ -68,6 +69,27 @@ def test_engines_refuse_in_one_line(options, error, message):
 def test_captures_are_checked(given, error, message):
     with pytest.raises(error, match=message):
         Capture(**given)
+
+
+@pytest.mark.parametrize(
+    ("capture", "message"),
+    [
+        (
+            Capture(what="logits"),
+            "or leave capture out: capture keeps 32 numbers of a token beside 128 of keys",
+        ),
+        (Capture(), "or capture fewer layers: capture keeps 64 numbers of a token beside 128 of"),
+        (None, "end other programs that use it \\("),
+    ],
+)
+def test_too_little_memory_names_what_capture_takes(monkeypatch, capture, message):
+    def allocate(programs, cache_directory):
+        raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: out of memory\nand more")
+
+    monkeypatch.setattr("jaxinfer.serving.runner.kv_cache.allocate", allocate)
+    with pytest.raises(CapacityError, match=message) as refused:
+        small_llm(capture=capture)
+    assert "\n" not in str(refused.value)
 
 
 def test_engines_without_either_refuse_to_be_asked():

@@ -28,7 +28,10 @@ _HINTS = {
     "vllm_xargs": "there are no plug-ins; leave it out",
     "kv_transfer_params": "keys and values are not sent to other servers; leave it out",
     "repetition_detection": "write frequency_penalty or max_tokens",
-    "logprob_token_ids": "write top_logprobs, or logprobs for completions",
+    "logprob_token_ids": "POST labels to decisions for their probabilities after a prompt, or "
+    "write top_logprobs (logprobs for completions) for those of the likeliest tokens",
+    "entropy": "a server sends none, LLM does (SamplingParams(entropy=True)); leave it out",
+    "support": "a server sends none, LLM does (SamplingParams(support=N)); leave it out",
 }
 
 
