@@ -44,8 +44,10 @@ def dispatch(arguments: Sequence[str]) -> int:
         print(f"jaxinfer {__version__}")
         return OK
     if name not in COMMANDS:
-        known = ", ".join(COMMANDS)
-        print(f"jaxinfer: error: no command {name!r}; there are {known}", file=sys.stderr)
+        from jaxinfer.checks import did_you_mean
+
+        near = did_you_mean(name, COMMANDS) or f"; there are {', '.join(COMMANDS)}"
+        print(f"jaxinfer: error: no command {name!r}{near}", file=sys.stderr)
         return USAGE
     try:
         return importlib.import_module(f"jaxinfer.{name}").main(rest)

@@ -1,5 +1,6 @@
 """Checks of single values from callers; an error names the field and its range."""
 
+import difflib
 import functools
 import importlib.resources
 import math
@@ -16,6 +17,12 @@ def instead_of_vllm(kind: str) -> Mapping[str, str]:
     file = importlib.resources.files("jaxinfer") / "assets" / "vllm_names.toml"
     table = tomllib.loads(file.read_text("utf-8"))[kind]
     return {name: text for text, names in table.items() for name in names.split()}
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """The end of a message about an unknown name: the nearest one that is known, or nothing."""
+    near = difflib.get_close_matches(name[:100], list(known), n=1, cutoff=0.7)
+    return f"; did you mean {near[0]!r}?" if near else ""
 
 
 def show(value: object) -> str:
@@ -47,17 +54,29 @@ def check_integer(name: str, value: object, low: int, high: int) -> int:
 
 def check_real(name: str, value: object, low: float, high: float) -> float:
     """Return a finite number from `low` to `high`; booleans are not numbers."""
+    number = _number(name, value)
+    if not low <= number <= high:  # False for NaN too
+        raise ValueError(f"{name} must be from {low:g} to {high:g}, got {show(value)}")
+    return number
+
+
+def check_above(name: str, value: object, low: float, high: float) -> float:
+    """Return a finite number above `low`, at most `high`; booleans are not numbers."""
+    number = _number(name, value)
+    if not low < number <= high:
+        raise ValueError(f"{name} must be above {low:g} and at most {high:g}, got {show(value)}")
+    return number
+
+
+def _number(name: str, value: object) -> float:
     if type(value) is not float and (
         isinstance(value, bool) or not isinstance(value, numbers.Real)
     ):
         raise TypeError(f"{name} must be a number, got {show(value)}")
     try:
-        number = float(value)
+        return float(value)
     except OverflowError:
-        number = math.inf
-    if not low <= number <= high:  # False for NaN too
-        raise ValueError(f"{name} must be from {low:g} to {high:g}, got {show(value)}")
-    return number
+        return math.inf
 
 
 def check_strings(name: str, values: object, most: int, longest: int) -> tuple[str, ...]:

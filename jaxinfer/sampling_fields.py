@@ -6,6 +6,7 @@ from typing import Any
 
 from jaxinfer.checks import (
     MAX_INT32,
+    check_above,
     check_bias,
     check_flag,
     check_integer,
@@ -135,9 +136,7 @@ def _check_numbers(params: Any, put: Put) -> None:
         value = getattr(params, name)
         if value is not None or name not in _MAY_BE_NONE:
             check: Any = check_real if isinstance(low, float) else check_integer
-            put(name, check(name, value, low, high))
-    if params.top_p == 0.0:
-        raise ValueError("top_p must be above 0 and at most 1, got 0")
+            put(name, (check_above if name == "top_p" else check)(name, value, low, high))
     if params.timeout == 0.0:
         raise ValueError("timeout must be above 0 seconds, got 0; None sets no limit")
     if params.truncate_prompt_tokens == 0:

@@ -257,8 +257,8 @@ def test_a_json_line_brings_its_sampling_and_gets_its_id_back(engines, capsys, t
 @pytest.mark.parametrize(
     ("fields", "cause"),
     [
-        ('"maxtokens": 5', "unknown key 'maxtokens'"),
-        ('"n": 2', "unknown key 'n'"),
+        ('"maxtokens": 5', "unknown key 'maxtokens'; did you mean 'max_tokens'?"),
+        ('"n": 2', "unknown key 'n'; a line may hold prompt, id, "),
         ('"max_tokens": "5"', "max_tokens must be an integer"),
         ('"temperature": 999', "temperature must be from 0 to 100"),
         ('"id": [1]', "id must be"),
@@ -270,6 +270,12 @@ def test_a_key_that_is_not_honoured_is_an_error(engines, capsys, tmp_path, field
     assert main(["--prompts-file", str(file)]) == 1
     assert f"{file}:2: {cause}" in capsys.readouterr().err
     assert engines == []
+
+
+def test_a_file_that_is_not_there_is_named_with_what_to_give(engines, capsys):
+    assert main(["--prompts-file", "no/such.txt"]) == 1
+    said = "no/such.txt: No such file or directory; give a file of prompts, one a line\n"
+    assert capsys.readouterr().err == f"jaxinfer generate: error: {said}"
 
 
 def test_a_line_has_all_sampling_fields_but_what_its_answer_would_not_show():

@@ -225,8 +225,9 @@ def test_clone_replaces_and_checks() -> None:
     params = SamplingParams(temperature=0.5, top_k=3)
     changed = params.clone(top_k=4)
     assert (changed.temperature, changed.top_k, params.top_k) == (0.5, 4, 3)
-    with pytest.raises(ValueError, match="top_p"):
-        params.clone(top_p=2.0)
+    for wrong in (2.0, 0.0, float("nan")):
+        with pytest.raises(ValueError, match=f"top_p must be above 0 and at most 1, got {wrong}"):
+            params.clone(top_p=wrong)
 
 
 @pytest.mark.parametrize(

@@ -105,7 +105,8 @@ def user_message(error: Exception, memory_advice: str = _MEMORY_ADVICE) -> str |
     if isinstance(error, JaxinferError | ValueError):
         return text or type(error).__name__
     if isinstance(error, OSError):
-        return _shorten(text)
+        named = error.filename is not None and error.strerror
+        return _shorten(f"{error.filename}: {error.strerror}" if named else text)
     if isinstance(error, ImportError) and not (error.name or "").startswith("jaxinfer"):
         return f"{text}; install what is missing (the extras are listed in the README)"
     return None

@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from jaxinfer.checks import did_you_mean
 from jaxinfer.cli.flags.sampling import check_sampling
-from jaxinfer.cli.texts import checked_text, decode_file, read_standard_input
+from jaxinfer.cli.texts import checked_text, decode_file, file_errors, read_standard_input
 from jaxinfer.sampling_params import SamplingParams
 
 # Fields whose effect shows only in outputs with more than the text of one completion.
@@ -47,8 +48,8 @@ def read_prompts(prompt: str | None, prompts_file: str | None) -> list[PromptLin
             reads lines from standard input, JSON if the first one is an object.
 
     Raises:
-        ValueError: no prompt was given, or a line is no prompt; names file and line.
-        OSError: the file can't be read.
+        ValueError: no prompt was given, the file can't be read, or a line is no prompt; names
+            file and line.
     """
     if prompts_file is not None:
         lines = _read_lines(prompts_file)
@@ -74,7 +75,9 @@ def _read_lines(prompts_file: str) -> list[PromptLine]:
         text = read_standard_input()
         is_json = text.lstrip().startswith('{"')
     else:
-        text = decode_file(Path(prompts_file).read_bytes(), name)
+        with file_errors(name, "a file of prompts, one a line"):
+            data = Path(prompts_file).read_bytes()
+        text = decode_file(data, name)
         is_json = prompts_file.endswith(".jsonl")
     read = _json_prompt if is_json else PromptLine
     # Not splitlines(), which also splits at characters that a prompt may hold.
@@ -93,8 +96,9 @@ def _json_prompt(line: str, where: str) -> PromptLine:
         raise ValueError(f'{where}: expected a string or {{"prompt": "..."}}')
     for key in fields:
         if key not in {"prompt", "id"} | LINE_SAMPLING_FIELDS | _ANSWER_KEYS:
-            known = ", ".join(["prompt", "id", *sorted(LINE_SAMPLING_FIELDS)])
-            raise ValueError(f"{where}: unknown key {key!r:.80}; a line may hold {known}")
+            known = ["prompt", "id", *sorted(LINE_SAMPLING_FIELDS)]
+            near = did_you_mean(key, known) or f"; a line may hold {', '.join(known)}"
+            raise ValueError(f"{where}: unknown key {key!r:.80}{near}")
     name = fields.get("id")
     if isinstance(name, bool) or not isinstance(name, str | int | None):
         raise ValueError(f"{where}: id must be a string or an integer")

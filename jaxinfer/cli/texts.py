@@ -1,8 +1,10 @@
 """Reads text from flags, files and standard input as Unicode; errors name the wrong place."""
 
 import argparse
+import contextlib
 import io
 import sys
+from collections.abc import Iterator
 
 
 def checked_text(text: str, name: str) -> str:
@@ -27,6 +29,19 @@ def text_argument(text: str) -> str:
         return checked_text(text, "the value")
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
+
+
+@contextlib.contextmanager
+def file_errors(name: str, instead: str) -> Iterator[None]:
+    """Turn an error of reading a file into one that names it and what to give.
+
+    Raises:
+        ValueError: with that message.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise ValueError(f"{name}: {error.strerror or error}; give {instead}") from None
 
 
 def decode_file(data: bytes, name: str) -> str:

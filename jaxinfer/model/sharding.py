@@ -91,10 +91,18 @@ def make_mesh(num_devices: int, devices: Sequence[Any] | None = None) -> Mesh:
     by_process: dict[int, list[Any]] = {}
     for device in available:
         by_process.setdefault(device.process_index, []).append(device)
-    if not 1 <= num_devices <= len(available):
+    if num_devices < 1:
+        raise ValueError(f"tensor_parallel_size must be at least 1, got {num_devices}")
+    if num_devices > len(available):
+        number, kind = len(available), available[0].platform
+        emulate = ""
+        if kind == "cpu" and len(by_process) == 1:
+            flag = f"--xla_force_host_platform_device_count={num_devices}"
+            emulate = f", or emulate devices by XLA_FLAGS={flag}"
         raise ValueError(
-            f"tensor_parallel_size must be from 1 to the {len(available)} available "
-            f"{available[0].platform} devices{_per_process(by_process)}, got {num_devices}"
+            f"tensor_parallel_size {num_devices} needs as many devices, and only {number} {kind} "
+            f"{'device is' if number == 1 else 'devices are'} available{_per_process(by_process)}; "
+            f"lower it{emulate}"
         )
     share, rest = divmod(num_devices, len(by_process))
     if rest or any(len(local) < share for local in by_process.values()):

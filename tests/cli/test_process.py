@@ -47,6 +47,11 @@ def test_a_users_error_is_one_line_and_status_1(error, capsys):
     assert output.err.count("\n") == 1
 
 
+def test_an_error_about_a_file_is_without_its_number(capsys):
+    run_command("generate", _raises(FileNotFoundError(2, "No such file", "prompts.txt")))
+    assert capsys.readouterr().err == "jaxinfer generate: error: prompts.txt: No such file\n"
+
+
 @pytest.mark.parametrize(
     "error",
     [

@@ -102,10 +102,21 @@ def test_mesh_takes_the_first_devices_with_automatic_axes():
     assert list(make_mesh(1, jax.devices()[3:]).devices) == [jax.devices()[3]]
 
 
-@pytest.mark.parametrize("number", [0, -1, 9])
-def test_more_devices_than_there_are_is_refused(number):
-    with pytest.raises(ValueError, match=f"from 1 to the 8 available cpu devices, got {number}"):
+@pytest.mark.parametrize("number", [0, -1])
+def test_fewer_devices_than_one_is_refused(number):
+    with pytest.raises(ValueError, match=f"must be at least 1, got {number}"):
         make_mesh(number)
+
+
+@pytest.mark.parametrize(
+    ("there", "said"), [(1, "only 1 cpu device is"), (8, "only 8 cpu devices are")]
+)
+def test_more_devices_than_there_are_is_refused(there, said):
+    with pytest.raises(ValueError, match=f"needs as many devices, and {said} available") as error:
+        make_mesh(9, jax.devices()[:there])
+    assert "emulate devices by XLA_FLAGS=--xla_force_host_platform_device_count=9" in str(
+        error.value
+    )
 
 
 def test_a_mesh_without_the_axis_is_refused():

@@ -99,7 +99,7 @@ def test_n_completions_equal_requests_with_consecutive_seeds(llm):
     [
         ([[1, 2], [], [3]], GREEDY, ValueError, r"prompts\[1\] is empty"),
         ([[1], [512]], GREEDY, ValueError, r"prompts\[1\]: token id 512"),
-        ([[1], [2] * 64], GREEDY, ValueError, "64 tokens.*max_model_len 64"),
+        ([[1], [2] * 64], GREEDY, ValueError, "64; shorten it or raise max_model_len"),
         ([[1], [True]], GREEDY, TypeError, "True"),
         ([[1], [2]], [GREEDY], ValueError, "2 prompts but 1 sampling_params"),
         ([[1]], {"n": 2}, TypeError, "sampling_params"),
@@ -279,7 +279,7 @@ def test_chat_refuses_what_is_no_conversation(llm):
         llm.chat(None, GREEDY)
     with pytest.raises(TypeError, match=r"messages\[1\] must be a list.*NoneType"):
         llm.chat([[{"role": "user", "content": "x"}], None], GREEDY)
-    with pytest.raises(ValueError, match="Unexpected role alien"):
+    with pytest.raises(ValueError, match="unknown role 'alien'"):
         llm.chat([{"role": "alien", "content": "x"}], GREEDY)
 
 

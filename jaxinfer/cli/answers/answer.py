@@ -20,6 +20,8 @@ class RunTimes:
         first_token_s: seconds from submission to the first token.
         total_s: seconds from submission to the last token.
         first_compile_s: seconds of `first_token_s` spent compiling.
+        steady: tokens behind the first output's and the seconds they took, without outputs that
+            waited for a compilation; None from a server, whose compilations are not known.
         compile_s: seconds of `total_s` spent compiling.
         num_compilations: programs that were compiled within `total_s`.
         peak_memory_bytes: of the process; 0 if it is not known.
@@ -28,6 +30,7 @@ class RunTimes:
     first_token_s: float
     total_s: float
     first_compile_s: float = 0.0
+    steady: tuple[int, float] | None = None
     compile_s: float = 0.0
     num_compilations: int = 0
     peak_memory_bytes: int = 0

@@ -1,12 +1,13 @@
 """An engine of this process as the model of a command."""
 
 from collections.abc import Generator, Iterator, Mapping, Sequence
-from contextlib import closing
+from contextlib import ExitStack, closing
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from jaxinfer.cli.answers.answer import Answer, Piece
 from jaxinfer.cli.answers.statistics import Stopwatch
 from jaxinfer.cli.prompts import PromptLine
+from jaxinfer.serving.compile.compile_notice import no_compile_notices
 
 if TYPE_CHECKING:
     from jaxinfer import LLM, SamplingParams, Tokenizer
@@ -73,12 +74,14 @@ class LocalModel:
         watch = self.watch()
         outputs: Any = self._llm.stream(request.prompt, request.params)
         try:
-            with closing(outputs):
+            with closing(outputs), ExitStack() as text_goes_on:
                 for output in outputs:
                     if output.error is not None:
                         raise ValueError(f"the request failed: {output.error}")
                     if output.outputs[0].token_ids:
-                        watch.mark_first_token()
+                        watch.mark_tokens(len(output.outputs[0].token_ids))
+                    if output.outputs[0].text and not answer.text:
+                        text_goes_on.enter_context(no_compile_notices())
                     _extend(answer, output)
                     yield False, output.outputs[0].text
         finally:

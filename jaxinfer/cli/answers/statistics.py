@@ -14,18 +14,24 @@ _GIGABYTE = 10**9
 
 
 class Stopwatch:
-    """Seconds and compilations of an engine since this was made, and up to the first token."""
+    """Seconds, tokens and compilations of an engine since this was made."""
 
     def __init__(self, llm: "LLM") -> None:
         self._llm = llm
         self._num_compilations, self._compile_s = llm.num_compilations, llm.compile_seconds
         self._start = time.perf_counter()
         self._first: tuple[float, float] | None = None
+        self._last = (0.0, 0.0)
+        self._steady = (0, 0.0)
 
-    def mark_first_token(self) -> None:
-        """Record the time of the first token; later calls change nothing."""
+    def mark_tokens(self, number: int) -> None:
+        """Record the time of an output of some tokens."""
+        now, last = self._now(), self._last
         if self._first is None:
-            self._first = self._now()
+            self._first = now
+        elif now[1] == last[1]:  # nothing was compiled meanwhile
+            self._steady = (self._steady[0] + number, self._steady[1] + now[0] - last[0])
+        self._last = now
 
     def times(self) -> RunTimes:
         """The times so far; without a marked first token, its time is now."""
@@ -35,6 +41,7 @@ class Stopwatch:
             first_token_s=first_token_s,
             total_s=total_s,
             first_compile_s=first_compile_s,
+            steady=self._steady,
             compile_s=compile_s,
             num_compilations=self._llm.num_compilations - self._num_compilations,
             peak_memory_bytes=peak_memory_bytes(),
@@ -45,15 +52,18 @@ class Stopwatch:
 
 
 def answer_line(answer: Answer, times: RunTimes) -> str:
-    """One answer's tokens with their speeds, compiling left out, times and memory."""
+    """One answer's tokens with their speeds, times and memory.
+
+    A speed is of the time in which nothing was compiled, and left out where there is none.
+    """
     cached = f" ({answer.cached_tokens} cached)" if answer.cached_tokens else ""
-    prompt_s = times.first_token_s - times.first_compile_s
-    generation_s = times.total_s - times.compile_s - prompt_s
     generated = answer.generation_tokens
+    prompt_s = 0.0 if times.first_compile_s else times.first_token_s
+    steady = times.steady or (generated - 1, times.total_s - times.first_token_s)
     parts = [
         f"prompt {count(answer.prompt_tokens, 'token')}{cached}"
         f"{_rate(answer.prompt_tokens, prompt_s)}",
-        f"generation {count(generated, 'token')}{_rate(generated - 1, generation_s)}",
+        f"generation {count(generated, 'token')}{_rate(*steady)}",
         *_compiled(times),
         f"first token {times.first_token_s:.3f} s",
         *([f"ended by {answer.finish_reason}"] if answer.finish_reason else []),
@@ -76,7 +86,7 @@ def batch_line(answers: Sequence[Answer], times: RunTimes) -> str:
         f"{count(sum(answer.prompt_tokens for answer in answers), 'token')} "
         f"({sum(answer.cached_tokens for answer in answers)} cached)",
         f"generation {count(generated, 'token')} in {total_s:.2f} s"
-        f"{_rate(generated, total_s - times.compile_s)}",
+        f"{_rate(generated, 0.0 if times.compile_s else total_s)}",
         *_compiled(times),
         f"first token {min(firsts, default=start) - start:.3f} s",
         *([f"{num_cut} of {len(answers)} cut at their maximum length"] if num_cut else []),

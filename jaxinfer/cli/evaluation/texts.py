@@ -7,7 +7,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from jaxinfer.cli.texts import checked_text, decode_file, read_standard_input
+from jaxinfer.cli.texts import checked_text, decode_file, file_errors, read_standard_input
 
 if TYPE_CHECKING:
     from jaxinfer.model.text.tokenizer import Tokenizer
@@ -87,10 +87,8 @@ def _texts(file: str, flag: str) -> Iterator[tuple[str, str]]:
     if file == "-":
         whole = read_standard_input()
     else:
-        try:
+        with file_errors(f"{flag} {file}", "a file of text"):
             data = Path(file).expanduser().read_bytes()
-        except OSError as error:
-            raise ValueError(f"{flag} {file}: {error.strerror}; give a file of text") from None
         whole = decode_file(data, name)
     if not whole.strip():
         raise ValueError(f"{name}: holds no text")

@@ -5,7 +5,9 @@ import json
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
+from jaxinfer.checks import did_you_mean
 from jaxinfer.cli.flags.parser import CommandParser
+from jaxinfer.cli.texts import file_errors
 
 _MOST_BYTES = 1 << 20
 _SCALARS = (str, int, float)
@@ -29,10 +31,13 @@ def with_config_file(
         return list(argv)
     known = {name: action for action in parser._actions for name in action.option_strings}
     words: list[str] = []
-    for key, value in _read_yaml(file).items():
+    with file_errors(f"--config {file}", "a YAML file of flags"):
+        content = _read_yaml(file)
+    for key, value in content.items():
         name = "--" + str(key).replace("_", "-")
         if not {name, _negative(name)} & known.keys() and name not in foreign:
-            raise ValueError(f"{file}: no flag {name}; `{parser.prog} --help` lists them")
+            near = did_you_mean(name, known) or f"; `{parser.prog} --help` lists them"
+            raise ValueError(f"{file}: no flag {name}{near}")
         if name == "--config":
             raise ValueError(f"{file}: a file names no other one; leave out config")
         words += _as_words(file, name, value, known, foreign)

@@ -11,6 +11,7 @@ _NAME = re.compile(
     r"(?:.*\.)?layers\.(?P<layer>\d+)\.(?P<part>\w+)\.(?P<name>\w+)\."
     r"(?:lora_(?P<peft>[AB])(?:\.default)?(?:\.weight)?|(?:w|kernel)_lora_(?P<qwix>[ab]))"
 )
+_EXAMPLE = "base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight"
 _LONGEST_SHOWN = 200
 _PARTS = {"attn": "self_attn"}
 """tunix's names of parts of a layer."""
@@ -32,7 +33,9 @@ def _paired(names: tuple[str, ...]) -> Mapping[Target, tuple[str, str]]:
         match = _NAME.fullmatch(name)
         if match is None:
             shown = name if len(name) <= _LONGEST_SHOWN else show(name)
-            raise ValueError(f"{shown} is no matrix of LoRA for a layer's projection")
+            raise ValueError(
+                f"{shown} is no matrix of LoRA for a layer's projection; names are like {_EXAMPLE}"
+            )
         part = _PARTS.get(match["part"], match["part"])
         target = Target(int(match["layer"]), part, match["name"])
         which = (match["peft"] or match["qwix"]).upper()

@@ -101,7 +101,10 @@ def read_peft(directory: Path) -> dict[Target, Matrices]:
             names file and key.
     """
     if not directory.is_dir():
-        raise ModelLoadError(f"{directory}: no directory; an adapter's is one, as PEFT saves it")
+        raise ModelLoadError(
+            f"{directory}: no such directory; give the one where PEFT saved the adapter, "
+            f"with {CONFIG_FILE} and {WEIGHTS_FILE}"
+        )
     values = read_json(directory, CONFIG_FILE, _MOST_CONFIG_BYTES)
     config = PeftConfig.of_file(values, directory / CONFIG_FILE)
     if not has_file(directory, WEIGHTS_FILE) and has_file(directory, "adapter_model.bin"):

@@ -135,5 +135,13 @@ def _download(name: str, revision: str | None) -> Path:
         is_gated = isinstance(error, errors.GatedRepoError)
         missing = (errors.RepositoryNotFoundError, errors.LocalEntryNotFoundError)
         if isinstance(error, missing) and not is_gated:
-            cause = f"no such directory, and {cause}"
+            cause = f"no such directory, and {cause}{_with_owner(name)}"
     raise ModelLoadError(f"{name}: {cause}") from None
+
+
+def _with_owner(name: str) -> str:
+    """The end of a message about a name that has no owner, which ids of the hub begin with."""
+    if "/" in name:
+        return ""
+    hub_id = f"Qwen/{name}" if name.startswith("Qwen") else "one with its owner"
+    return f"; give the hub id, {hub_id} (`jaxinfer pull` downloads it), or a directory"

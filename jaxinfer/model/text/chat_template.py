@@ -8,7 +8,11 @@ import sys
 import threading
 import weakref
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal, get_args
+
+Role = Literal["system", "developer", "user", "assistant", "tool"]
+"""Whose turn a message is. A template may name others, and a developer's message is written as the
+system's by one that does not name it."""
 
 Message = Mapping[str, Any]
 """`role` and `content`, as in OpenAI's chat format; plain JSON data."""
@@ -58,7 +62,8 @@ class ChatTemplate:
         """The prompt text of a conversation.
 
         Args:
-            messages: dictionaries with `role` and `content` (a string or a list of text parts).
+            messages: dictionaries with `role`, one of `Role` or one that the template names, and
+                `content` (a string or a list of text parts), which all but a user's may leave out.
             add_generation_prompt: end with the opening of an assistant turn.
             continue_final_message: leave the last message open, for the model to go on with it.
             enable_thinking: handed to the template when not None.
@@ -67,15 +72,17 @@ class ChatTemplate:
 
         Raises:
             TypeError: the messages, tools or variables are not plain JSON data.
-            ValueError: both ways to end the prompt are asked for, or the template refuses, fails,
-                or exceeds a limit.
+            ValueError: a role is not known, a user's message has no content, both ways to end the
+                prompt are asked for, or the template refuses, fails, or exceeds a limit.
         """
         if add_generation_prompt and continue_final_message:
             raise ValueError(
                 "add_generation_prompt and continue_final_message exclude each other; "
                 "set add_generation_prompt=False to continue the final message"
             )
-        conversation = [_plain_message(i, message) for i, message in enumerate(messages)]
+        conversation = [
+            _plain_message(i, message, self.source) for i, message in enumerate(messages)
+        ]
         if not conversation:
             raise ValueError("messages is empty; give at least one message")
         if continue_final_message:
@@ -116,13 +123,21 @@ class ChatTemplate:
         return reply["text"]
 
 
-def _plain_message(index: int, message: Any) -> dict[str, Any]:
+def _plain_message(index: int, message: Any, template: str) -> dict[str, Any]:
     if not isinstance(message, Mapping):
         raise TypeError(f"messages[{index}] must be a dict with 'role' and 'content'")
     if not isinstance(message.get("role"), str):
         raise TypeError(f"messages[{index}] needs a 'role' that is a string")
     plain = dict(message)
-    content = plain.get("content")
+    role, content = plain["role"], plain.get("content")
+    is_named = any(f"{quote}{role}{quote}" in template for quote in "'\"")
+    if role not in get_args(Role) and not is_named:
+        roles = ", ".join(get_args(Role))
+        raise ValueError(f"messages[{index}]: unknown role {role[:100]!r}; roles are {roles}")
+    if role == "user" and content is None:
+        raise ValueError(f"messages[{index}]: a user message needs 'content'")
+    if role == "developer" and not is_named:
+        plain["role"] = "system"
     if isinstance(content, (list, tuple)):
         plain["content"] = "\n".join(_part_text(index, part) for part in content)
     elif content is not None and not isinstance(content, str):

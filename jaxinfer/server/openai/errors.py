@@ -2,12 +2,11 @@
 
 import logging
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, TypedDict
 
 import msgspec
-from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
@@ -24,12 +23,10 @@ from jaxinfer.errors import (
 )
 
 MAX_MESSAGE_CHARS = 1000
-MAX_REPORTED = 5
-_MAX_ECHOED_CHARS = 200
+MAX_ECHOED_CHARS = 200
 _PATH = re.compile(r"(?<![\w/:.])(?:/[\w.@+-]+){2,}/?")
 _WORD = re.compile(r"[a-z_]+[0-9]*")
-_KEY = re.compile(r"[a-z_]\w*")  # the names of types begin with capitals
-_TYPE_NAMES = frozenset(["str", "int", "float", "bool", "none"])
+_CALL = re.compile(r"(call )?\b(wake_up|resume)\(\)")
 
 ERROR_WRITER = "jaxinfer.error_writer"
 """Key of an ASGI scope whose value, a function of an `ApiError`, writes it in another format."""
@@ -73,7 +70,7 @@ class ApiError(Exception):
     ) -> None:
         self.message = presentable(message)
         if route is not None:
-            self.message = f"{_one_line(route)[:_MAX_ECHOED_CHARS]}: {self.message}"
+            self.message = f"{_one_line(route)[:MAX_ECHOED_CHARS]}: {self.message}"
         super().__init__(self.message)
         self.status = status
         self.param = param
@@ -162,6 +159,11 @@ def _one_line(text: str) -> str:
     return " ".join(text.split()).encode("utf-8", errors="replace").decode()
 
 
+def with_routes(message: str) -> str:
+    """A message of the engine with the server's routes in place of methods of Python."""
+    return _CALL.sub(lambda call: f"{'send ' * bool(call[1])}POST /{call[2]}", message)
+
+
 def as_api_error(error: BaseException) -> ApiError:
     """Convert an exception to an error for the client; bugs are logged."""
     match error:
@@ -172,8 +174,9 @@ def as_api_error(error: BaseException) -> ApiError:
             code = _UNAVAILABLE.get(type(error), "queue_full")
             return ApiError(503, str(error), code=code, headers=headers)
         case EngineUnavailableError():
+            headers = {"Retry-After": "1"}
             return ApiError(
-                503, str(error), code="engine_unavailable", headers={"Retry-After": "1"}
+                503, with_routes(str(error)), code="engine_unavailable", headers=headers
             )
         case AdapterNotFoundError():  # unloaded while the request was on its way
             return ApiError(404, str(error), param="model", code="model_not_found")
@@ -211,52 +214,3 @@ def client_errors(
         words = (rename(word) for word in _WORD.findall(str(error)))
         param = next((word for word in words if word in known), None)
         raise invalid(str(error), param) from None
-
-
-def from_validation(
-    error: RequestValidationError,
-    fields: Sequence[str] | None,
-    explain: Callable[[str, str], str | None],
-) -> ApiError:
-    """The error for a body that fails the route's validation.
-
-    Args:
-        fields: of the body; None for a route that has none.
-        explain: (field, pydantic's error type) -> a better message, or None.
-    """
-    messages: dict[str, None] = {}
-    first: str | None = None
-    for found in error.errors():
-        path = found["loc"][1:]  # after the word "body" or "query"
-        field = str(path[0])[:_MAX_ECHOED_CHARS] if path else None
-        if fields is not None and field not in fields and found["type"] != "extra_forbidden":
-            field = None
-        first = first or field
-        place = _place(path) if field else None
-        text = (explain(field, found["type"]) if field == place else None) if field else None
-        text = text or _plain(found, place)
-        messages.setdefault(text[:_MAX_ECHOED_CHARS])
-        if len(messages) == MAX_REPORTED:
-            break
-    return invalid("; ".join(messages), first)
-
-
-def _place(path: Sequence[str | int]) -> str:
-    """A field with the item of its list, if there is one, and the innermost key: "tools[0].name".
-
-    Keys in between are left out: pydantic also names the types that it has tried there.
-    """
-    index = next((f"[{each}]" for each in path[1:] if isinstance(each, int)), "")
-    texts = [each for each in path[1:] if isinstance(each, str) and each not in _TYPE_NAMES]
-    keys = [each for each in texts if _KEY.fullmatch(each)]
-    inner = f".{keys[-1]}" if keys else ""
-    return f"{path[0]}{index}{inner}"[:_MAX_ECHOED_CHARS]
-
-
-def _plain(found: Mapping[str, Any], place: str | None) -> str:
-    message = str(found["msg"]).removeprefix("Value error, ")
-    if place is None:
-        return "send a JSON object" if found["type"] == "missing" else message
-    if found["type"] == "extra_forbidden":
-        message = "unknown field; leave it out"
-    return f"{place}: {message}"

@@ -13,7 +13,7 @@ from jaxinfer.errors import JaxinferError
 from jaxinfer.outputs import RequestOutput
 from jaxinfer.sampling_params import RequestOutputKind, SamplingParams
 from jaxinfer.server.openai.engine_client import EngineClient
-from jaxinfer.server.openai.errors import ApiError, client_errors, presentable
+from jaxinfer.server.openai.errors import ApiError, client_errors, presentable, with_routes
 from jaxinfer.server.openai.merging import Stream, merged
 from jaxinfer.server.openai.prompts import Prompts
 from jaxinfer.server.openai.protocol.structured import grammar_errors
@@ -175,7 +175,7 @@ class Front:
         except JaxinferError:
             raise
         except RuntimeError as error:  # closed, asleep or paused: it may be back
-            raise ApiError(503, str(error), code="engine_unavailable") from None
+            raise ApiError(503, with_routes(str(error)), code="engine_unavailable") from None
         is_delta = job.params.output_kind == RequestOutputKind.DELTA
         return self.telemetry.watch(outputs, delta=is_delta)
 

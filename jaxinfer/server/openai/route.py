@@ -1,6 +1,5 @@
 """The base of every route: strict JSON in, JSON errors out, cancelled when a client disconnects."""
 
-import difflib
 from collections.abc import Callable, Coroutine
 from typing import Any
 
@@ -10,10 +9,12 @@ from pydantic import BaseModel
 from starlette.requests import Request
 from starlette.responses import Response
 
+from jaxinfer.checks import did_you_mean
 from jaxinfer.server.openai.disconnects import while_connected
-from jaxinfer.server.openai.errors import ApiError, as_api_error, from_validation, invalid
+from jaxinfer.server.openai.errors import ApiError, as_api_error, invalid
 from jaxinfer.server.openai.json_body import check_media_type, decode
 from jaxinfer.server.openai.protocol.base import Body, hint
+from jaxinfer.server.openai.validation import from_validation
 
 
 class ApiRoute(APIRoute):
@@ -74,8 +75,7 @@ def _refusal(error: RequestValidationError, model: type[BaseModel] | None) -> Ap
         if kind == "none_required" or (kind == "extra_forbidden" and instead):
             return f"{field}: {instead or 'not supported; leave it out'}"
         if kind == "extra_forbidden":
-            near = difflib.get_close_matches(field[:100], fields or (), n=1)
-            also = f"; did you mean {near[0]!r}?" if near else "; docs/serving.md lists all"
+            also = did_you_mean(field, fields or ()) or "; docs/serving.md lists all"
             return f"unknown field {field[:100]!r}{also}"
         return None
 

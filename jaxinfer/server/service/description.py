@@ -101,6 +101,7 @@ class EngineDescription:
             self.max_model_len,
             self.max_logprobs,
             Exactness(self.config.logprobs_mode),
+            model_config.max_context_length,
         )
 
 

@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator
 
 _PATIENCE_S = 0.5  # programs found in the cache load in less
+_text_goes_on = threading.Event()
 
 
 @contextlib.contextmanager
@@ -28,9 +29,21 @@ def compile_notice(count: int, *, enabled: bool, patience_s: float = _PATIENCE_S
         _say(f"compiled {programs} in {seconds:.1f} s")
 
 
+@contextlib.contextmanager
+def no_compile_notices() -> Iterator[None]:
+    """Write no such line within the block: the user reads an answer as it is written."""
+    _text_goes_on.set()
+    try:
+        yield
+    finally:
+        _text_goes_on.clear()
+
+
 def _say(text: str) -> None:
     """Write a line to stderr, ignoring errors: the user's stream may be closed or broken."""
+    if _text_goes_on.is_set():
+        return
     with contextlib.suppress(Exception):
-        # A terminal may be in the middle of an answer's line, or of a progress bar.
+        # A terminal may be in the middle of a line, or of a progress bar.
         before = "\n" if sys.stderr.isatty() else ""
         print(f"{before}{text}", file=sys.stderr, flush=True)

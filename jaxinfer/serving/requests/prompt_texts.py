@@ -1,16 +1,43 @@
 """Checks of prompts and parameters that are text, before they are tokenized."""
 
+from typing import NamedTuple
+
 from jaxinfer.errors import PromptTooLongError
 from jaxinfer.model.text.bad_words import BadWordIds, bad_word_ids
 from jaxinfer.model.text.tokenizer import Tokenizer
 from jaxinfer.sampling_params import SamplingParams
 
 
+class ContextLimits(NamedTuple):
+    """Most tokens of prompt and output: the engine's, and the model's, None if it is the same."""
+
+    max_model_len: int
+    longest_context: int | None
+
+    @property
+    def advice(self) -> str:
+        """What to do about a prompt that is too long."""
+        if self.max_model_len < (self.longest_context or 0):
+            return "shorten it or raise max_model_len"
+        return "shorten it: this is the model's longest context"
+
+    def error(self, name: str, num_tokens: int, num_outputs: int) -> PromptTooLongError:
+        """The error of a prompt that leaves no room for the outputs."""
+        most = self.max_model_len
+        text = f"{name} has {num_tokens} tokens, but max_model_len is {most}"
+        if num_outputs:
+            text = (
+                f"{name} has {num_tokens} tokens, which leaves no room for {num_outputs} more "
+                f"within max_model_len {most}"
+            )
+        return PromptTooLongError(f"{text}; {self.advice}", num_tokens=num_tokens)
+
+
 def check_text(
     name: str,
     text: str,
     tokenizer: Tokenizer | None,
-    max_model_len: int,
+    limits: ContextLimits,
     *,
     num_outputs: int,
     may_be_longer: bool,
@@ -18,6 +45,7 @@ def check_text(
     """Refuse text as `PromptReader.check_text` does; returns the tokenizer."""
     if tokenizer is None:
         raise ValueError(f"{name} is text, and this engine has no tokenizer; give token ids")
+    max_model_len = limits.max_model_len
     try:
         size = len(text.encode("utf-8"))
     except UnicodeEncodeError as error:
@@ -27,7 +55,7 @@ def check_text(
         if least + num_outputs > max_model_len:
             raise PromptTooLongError(
                 f"{name} has {size} bytes, at least {least} tokens, but max_model_len is "
-                f"{max_model_len}; shorten it or raise max_model_len",
+                f"{max_model_len}; {limits.advice}",
                 num_tokens=least,
                 is_exact=False,
             )

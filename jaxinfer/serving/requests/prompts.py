@@ -10,14 +10,13 @@ from typing import Any
 import numpy as np
 
 from jaxinfer.config import MAX_LOGPROBS
-from jaxinfer.errors import PromptTooLongError
 from jaxinfer.model.text.thinking_tokens import NO_THINKING, thinking_tokens
 from jaxinfer.model.text.tokenizer import Tokenizer
 from jaxinfer.sampling_params import SamplingParams
 from jaxinfer.serving.requests.exact_params import RAW, Exactness
 from jaxinfer.serving.requests.new_request import Prompt
 from jaxinfer.serving.requests.packed_ids import pack_ids
-from jaxinfer.serving.requests.prompt_texts import check_bad_words, check_text
+from jaxinfer.serving.requests.prompt_texts import ContextLimits, check_bad_words, check_text
 
 _PROMPT_KEYS = ("prompt", "prompt_token_ids", "cache_salt")
 _MAX_SALT_CHARS = 1024
@@ -34,6 +33,7 @@ class PromptReader:
         max_model_len: most tokens of prompt and output together.
         max_logprobs: most log-probabilities at a position.
         exactness: which measures of tokens are exact.
+        longest_context: most tokens that the model is good for; None is `max_model_len`.
     """
 
     tokenizer: Tokenizer | None
@@ -41,6 +41,7 @@ class PromptReader:
     max_model_len: int
     max_logprobs: int = MAX_LOGPROBS
     exactness: Exactness = RAW
+    longest_context: int | None = None
 
     def read(self, prompts: Any, *, num_outputs: int = 1) -> list[Prompt]:
         """Check all prompts of a call.
@@ -107,13 +108,7 @@ class PromptReader:
         if limit is not None and len(ids) > limit:
             ids, packed = _integers(name, ids[-limit:])
         if len(ids) + num_outputs > self.max_model_len:
-            raise PromptTooLongError(
-                f"{name} has {len(ids)} tokens, which leaves no room for {num_outputs} more within "
-                f"max_model_len {self.max_model_len}; shorten it or raise max_model_len"
-                if num_outputs
-                else f"{name} has {len(ids)} tokens, but max_model_len is {self.max_model_len}",
-                num_tokens=len(ids),
-            )
+            raise self._limits.error(name, len(ids), num_outputs)
         if packed is None or not _all_below(self.vocab_size, packed):
             i = next(i for i, token_id in enumerate(ids) if not 0 <= token_id < self.vocab_size)
             raise ValueError(
@@ -135,10 +130,14 @@ class PromptReader:
             ValueError: there is no tokenizer, or the text is not valid Unicode.
             PromptTooLongError: it can't have few enough tokens.
         """
-        tokenizer, most = self.tokenizer, self.max_model_len
+        tokenizer, limits = self.tokenizer, self._limits
         return check_text(
-            name, text, tokenizer, most, num_outputs=num_outputs, may_be_longer=may_be_longer
+            name, text, tokenizer, limits, num_outputs=num_outputs, may_be_longer=may_be_longer
         )
+
+    @property
+    def _limits(self) -> ContextLimits:
+        return ContextLimits(self.max_model_len, self.longest_context)
 
     def check_params(self, params: SamplingParams) -> SamplingParams:
         """Check sampling parameters for the model; -1 log-probabilities become their number.

@@ -260,6 +260,7 @@ def _load(config: EngineConfig, source: ModelSource, group: ProcessGroup | None)
                 source.logits_processor is not None,
                 source.sampler is not None,
             ),
+            model_config.max_context_length,
         ),
         model_config,
         tokenizer,

@@ -1,4 +1,4 @@
-"""The line after a run: rates without the time of compiling, numbers and nouns that agree."""
+"""The line after a run: rates of times without compiling, numbers and nouns that agree."""
 
 import dataclasses
 from typing import Any
@@ -7,7 +7,8 @@ import pytest
 
 from jaxinfer.cli.answers.answer import Answer, RunTimes
 from jaxinfer.cli.answers.local_model import LocalModel
-from jaxinfer.cli.answers.statistics import answer_line, count
+from jaxinfer.cli.answers.statistics import Stopwatch, answer_line, batch_line, count
+from jaxinfer.outputs import RequestMetrics
 from tests.cli.fake_llm import FakeLLM
 
 ANSWER = Answer(prompt_tokens=100, generation_tokens=11, finish_reason="stop")
@@ -15,17 +16,42 @@ TIMES = RunTimes(
     first_token_s=9.0,
     total_s=16.0,
     first_compile_s=8.0,
+    steady=(4, 2.0),
     compile_s=10.0,
     num_compilations=4,
     peak_memory_bytes=10**9,
 )
 
 
-def test_rates_leave_compiling_out():
+def test_rates_are_of_times_in_which_nothing_was_compiled():
     line = answer_line(ANSWER, TIMES)
-    assert "prompt 100 tokens, 100.0 tok/s" in line  # in 9 s, of which 8 went into compiling
-    assert "generation 11 tokens, 2.0 tok/s" in line  # 10 tokens in 7 s, of which 2
+    assert "prompt 100 tokens | generation 11 tokens, 2.0 tok/s" in line  # 4 tokens in 2 s
     assert "compiling 4 programs, 10.0 s" in line
+    line = answer_line(ANSWER, RunTimes(first_token_s=10.0, total_s=15.0))
+    assert "prompt 100 tokens, 10.0 tok/s | generation 11 tokens, 2.0 tok/s" in line
+
+
+@pytest.mark.parametrize(
+    ("compile_s", "text"), [(0.0, "in 5.00 s, 4.4 tok/s |"), (3.0, "in 5.00 s |")]
+)
+def test_a_batch_has_the_rate_of_its_time_or_none(compile_s, text):
+    metrics = RequestMetrics(0.0, 1.0, 2.0, 5.0, num_generated_tokens=11)
+    answers = [dataclasses.replace(ANSWER, metrics=metrics)] * 2
+    times = RunTimes(first_token_s=2.0, total_s=5.0, compile_s=compile_s)
+    assert f"generation 22 tokens {text}" in batch_line(answers, times)
+
+
+def test_outputs_that_waited_for_a_compilation_are_not_steady(monkeypatch):
+    llm: Any = FakeLLM(lambda prompt: [])
+    now = iter([0.0, 3.0, 4.0, 9.0, 11.0, 12.0])
+    monkeypatch.setattr("time.perf_counter", lambda: next(now))
+    watch = Stopwatch(llm)
+    watch.mark_tokens(1)
+    watch.mark_tokens(8)
+    llm.compile_seconds += 4.0
+    watch.mark_tokens(8)
+    watch.mark_tokens(3)
+    assert watch.times().steady == (11, 3.0)
 
 
 def test_a_run_that_compiled_nothing_does_not_speak_of_it():
@@ -34,9 +60,9 @@ def test_a_run_that_compiled_nothing_does_not_speak_of_it():
 
 @pytest.mark.parametrize("tokens", [0, 1])
 def test_a_rate_that_is_not_known_is_left_out(tokens):
-    # The step waited for programs that an earlier, interrupted answer had asked for.
-    answer = dataclasses.replace(ANSWER, generation_tokens=tokens)
-    assert "tok/s" not in answer_line(answer, dataclasses.replace(TIMES, first_compile_s=9.5))
+    answer = dataclasses.replace(ANSWER, prompt_tokens=0, generation_tokens=tokens)
+    assert "tok/s" not in answer_line(answer, RunTimes(first_token_s=9.0, total_s=16.0))
+    assert "tok/s" not in answer_line(answer, dataclasses.replace(TIMES, steady=(0, 0.0)))
 
 
 @pytest.mark.parametrize(("number", "text"), [(0, "0 tokens"), (1, "1 token"), (2, "2 tokens")])

@@ -23,7 +23,8 @@ def end_of(file, capsys):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("no_such: 1\n", "no flag --no-such"),
+        ("qxz: 1\n", "no flag --qxz; `jaxinfer serve --help` lists them"),
+        ("max-num-seq: 1\n", "no flag --max-num-seq; did you mean '--max-num-seqs'?"),
         ("port:\n", "--port has no value"),
         ("[1, 2]\n", "expected `flag: value` lines"),
         ("", "expected `flag: value` lines"),
@@ -71,7 +72,8 @@ def test_a_file_without_end_is_one_line(capsys):
 
 
 def test_a_file_that_is_not_there_is_one_line(capsys):
-    assert "no/such.yaml" in end_of("no/such.yaml", capsys)
+    said = "--config no/such.yaml: No such file or directory; give a YAML file of flags\n"
+    assert end_of("no/such.yaml", capsys).endswith(said)
 
 
 def test_a_date_is_text_and_a_byte_order_mark_is_none(tmp_path):

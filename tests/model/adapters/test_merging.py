@@ -161,7 +161,7 @@ def test_bad_adapters_are_one_line_and_nothing_is_written(
 
 def test_another_models_adapter_and_no_adapter_are_one_line(source, tmp_path, capfd):
     assert run(source, tmp_path / "out", tmp_path / "nowhere") == 1
-    assert f"{tmp_path / 'nowhere'}: no directory" in capfd.readouterr().err
+    assert f"{tmp_path / 'nowhere'}: no such directory" in capfd.readouterr().err
     directory = save_peft(tmp_path / "adapter", tree(matrices(0)))
     assert run(BUNDLED_MODELS["bundled"], tmp_path / "out", directory) == 1
     error = capfd.readouterr().err

@@ -88,8 +88,10 @@ def test_tensors_that_are_no_matrices_of_projections_are_refused_by_name(tmp_pat
 
 
 def test_missing_and_broken_files_are_named(tmp_path):
-    with pytest.raises(ModelLoadError, match=r"adapter_config\.json"):
+    with pytest.raises(ModelLoadError, match=r"has no adapter_config\.json"):
         read_peft(tmp_path)
+    with pytest.raises(ModelLoadError, match=r"give the one .* with adapter_config\.json and"):
+        read_peft(tmp_path / "gone")
     save_peft(tmp_path, tree(matrices(0)))
     (tmp_path / "adapter_model.safetensors").rename(tmp_path / "adapter_model.bin")
     with pytest.raises(ModelLoadError, match=r"adapter_model\.bin alone"):

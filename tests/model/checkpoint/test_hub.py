@@ -116,6 +116,24 @@ def test_only_weights_and_text_are_asked_of_the_hub(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
+    ("name", "hub_id"),
+    [
+        ("Qwen3-0.6B", "; give the hub id, Qwen/Qwen3-0.6B ("),
+        ("phi", "one with its owner"),
+        ("a/b", ""),
+    ],
+)
+def test_a_name_without_its_owner_is_completed(name, hub_id, monkeypatch):
+    def download(*_, **__):
+        raise errors.LocalEntryNotFoundError("no network")
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+    message = refusal(name)
+    assert hub_id in message
+    assert ("jaxinfer pull" in message) == bool(hub_id)
+
+
+@pytest.mark.parametrize(
     ("error", "cause"),
     [
         (errors.LocalEntryNotFoundError("long\nstory"), "not in the local cache"),

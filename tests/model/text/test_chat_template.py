@@ -113,7 +113,14 @@ def test_callers_messages_are_left_as_they_were(tokenizer):
         ),
         ([{"role": "user", "content": [3]}], {}, ValueError, "part of type 'int' is not text"),
         ([{"role": "user", "content": "x", "y": object()}], {}, TypeError, "plain JSON data"),
-        ([{"role": "alien", "content": "x"}], {}, ValueError, "Unexpected role alien"),
+        (
+            [USER, {"role": "User", "content": "x"}],
+            {},
+            ValueError,
+            r"messages\[1\]: unknown role 'User'; roles are system, developer, user",
+        ),
+        ([{"role": "user"}], {}, ValueError, r"messages\[0\]: a user message needs 'content'"),
+        ([{"role": "user", "content": None}], {}, ValueError, "a user message needs 'content'"),
         ([USER], {"continue_final_message": True}, ValueError, "exclude each other"),
         (
             [USER, {"role": "assistant"}],
@@ -194,3 +201,16 @@ def test_the_helper_process_sees_no_environment_variables(monkeypatch):
     template.close()
     assert process.poll() is not None
     template.close()
+
+
+def test_a_templates_own_roles_are_known():
+    source = (
+        "{% for m in messages %}{% if m.role == 'ipython' or m.role == 'developer' %}"
+        "[{{ m.role }}]{% endif %}{{ m.content }}{% endfor %}"
+    )
+    template = ChatTemplate(source, {}, "x")
+    try:
+        own = [{"role": "developer", "content": "a"}, {"role": "ipython", "content": "b"}]
+        assert template.render(own) == "[developer]a[ipython]b"
+    finally:
+        template.close()

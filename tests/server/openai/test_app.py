@@ -238,7 +238,8 @@ def test_an_engine_that_sleeps_is_a_503(locked):
     answer = locked.post("/v1/completions", {"prompt": [1], "max_tokens": 1}, headers=HEADERS)
     locked.post("/wake_up", headers=HEADERS)
     assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
-    assert "asleep" in answer.json()["error"]["message"]
+    said = answer.json()["error"]["message"]
+    assert said == "the engine is asleep (weights, kv_cache, scheduling); send POST /wake_up first"
 
 
 def test_a_profile_is_written_where_the_operator_says(locked):

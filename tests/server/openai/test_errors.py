@@ -150,6 +150,8 @@ NAMED = {"type": "function", "function": {"name": "g"}}
         ({"messages": "hi"}, "messages"),
         ({"messages": [{"role": "robot", "content": "a"}]}, "messages"),
         ({"messages": [{"role": "user", "content": 1}]}, "messages"),
+        ({"messages": [{"role": "user"}]}, "messages"),
+        ({"messages": [{"role": "user", "content": None}]}, "messages"),
         (
             {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]},
             "messages",
@@ -278,13 +280,14 @@ TEXT = {"type": "text", "text": "What is this?"}
             "messages[0].text: Field",
         ),
         ({"messages": [{"role": "user", "content": [{}]}]}, "messages[0].type: Field required"),
-        ({"messages": [{"role": "usr", "content": "a"}]}, "messages[0].role: Input should"),
+        ({"messages": [{"role": "usr", "content": "a"}]}, "messages[0].role: must be"),
+        ({"messages": [{"role": "user"}]}, "messages[0]: a user message needs 'content'"),
         (
             {"tools": [{"type": "function", "function": {"name": "f f"}}]},
-            "tools[0].name: String should match",
+            "tools[0].name: must be 1 to 64 letters",
         ),
         ({"stream_options": {"include": True}}, "stream_options.include: unknown field"),
-        ({"stop": ["a", ""]}, "stop[1]: String should have at least 1 character"),
+        ({"stop": ["a", ""]}, "stop[1]: must have at least 1 character"),
     ],
 )
 def test_what_is_wrong_within_a_field_is_named_too(client, fields, message):
@@ -483,7 +486,8 @@ def test_an_engine_that_takes_no_requests_is_a_503(make_client, engine):
 
     for stream in (False, True):
         answer = make_client(Closed(engine)).post("/v1/completions", {**PROMPT, "stream": stream})
-        assert "asleep" in refused(answer, None, status=503)
+        said = refused(answer, None, status=503)
+        assert said == "the engine is asleep; send POST /wake_up"
 
 
 @pytest.mark.parametrize(

@@ -301,8 +301,9 @@ def test_what_is_not_supported_is_refused_by_name(client, fields, param):
         ({"type": ["x"]}, "input: item 0 is of type"),
         (3, "input: item 0 is no object"),
         ({"type": "function_call", "call_id": "1", "name": "f"}, "input[0].arguments: Field req"),
-        ({"role": "robot", "content": "a"}, "input[0].role: Input should be"),
-        ({"role": "user", "content": 3}, "input[0].content: Input should be a valid string"),
+        ({"role": "robot", "content": "a"}, "input[0].role: must be"),
+        ({"role": "user"}, "input[0]: a user message needs 'content'"),
+        ({"role": "user", "content": 3}, "input[0].content: must be a string"),
         (
             {"role": "user", "content": [{"type": "input_image", "image_url": "x"}]},
             "input[0].content: part 0 is of type 'input_image'; this model reads text alone",
@@ -311,7 +312,7 @@ def test_what_is_not_supported_is_refused_by_name(client, fields, param):
             {"type": "function_call_output", "call_id": "1", "output": [{"type": "input_file"}]},
             "input[0].output: part 0 is of type 'input_file'",
         ),
-        ({"type": "reasoning", "summary": "x"}, "input[0].summary: Input should be a valid list"),
+        ({"type": "reasoning", "summary": "x"}, "input[0].summary: must be a list"),
     ],
 )
 def test_an_item_that_is_wrong_is_named_with_its_own_fields_alone(client, item, message):

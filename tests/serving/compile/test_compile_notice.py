@@ -8,7 +8,7 @@ import pytest
 
 from jaxinfer.sampling_params import SamplingParams
 from jaxinfer.serving.compile.compilation import CompiledPrograms
-from jaxinfer.serving.compile.compile_notice import compile_notice
+from jaxinfer.serving.compile.compile_notice import compile_notice, no_compile_notices
 from tests.serving.small_llm import small_llm
 
 
@@ -33,6 +33,15 @@ def test_what_is_quick_or_not_to_be_shown_says_nothing(capsys):
     with compile_notice(1, enabled=False, patience_s=0.01):
         time.sleep(0.05)
     assert capsys.readouterr().err == ""
+
+
+def test_it_is_silent_while_an_answer_is_written(capsys):
+    with no_compile_notices(), compile_notice(1, enabled=True, patience_s=0.01):
+        time.sleep(0.05)
+    assert capsys.readouterr().err == ""
+    with compile_notice(1, enabled=True, patience_s=0.01):
+        time.sleep(0.05)
+    assert capsys.readouterr().err.startswith("compiling 1 program")
 
 
 def test_a_closed_stream_does_not_end_the_work(monkeypatch):

@@ -126,7 +126,7 @@ def test_processes_that_differ_in_a_mapping_say_so_and_keep_their_weights(alone,
 @pytest.mark.parametrize(
     ("mistake", "error"),
     [
-        ("too many devices", "8 available cpu devices (4 in process 0, 4 in process 1), got 16"),
+        ("too many devices", "only 8 cpu devices are available (4 in process 0, 4 in process 1)"),
         ("unequal shares", "tensor_parallel_size 1 must take the same number of devices"),
         ("no such axis", "mesh axis 'tensor', but the mesh has 'x'"),
         ("indivisible", "6 does not divide num_attention_heads (8)"),

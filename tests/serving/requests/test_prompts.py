@@ -122,6 +122,15 @@ def test_a_prompt_may_fill_the_model_when_nothing_is_generated():
         READER.read([1] * 17, num_outputs=0)
 
 
+@pytest.mark.parametrize(("longest", "may_raise"), [(None, False), (16, False), (17, True)])
+def test_raising_the_limit_is_advised_below_the_models_longest_context(longest, may_raise):
+    reader = PromptReader(TOKENIZER, 2048, max_model_len=16, longest_context=longest)
+    fix = "or raise max_model_len" if may_raise else ": this is the model's longest context"
+    for prompt, room in (([1] * 17, 1), ([1] * 17, 0), ("a b " * 1000, 1)):
+        with pytest.raises(ValueError, match=f"; shorten it ?{fix}$"):
+            reader.read([prompt], num_outputs=room)
+
+
 @pytest.mark.parametrize(
     ("read", "name"),
     [

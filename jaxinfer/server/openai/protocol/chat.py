@@ -1,9 +1,10 @@
 """The bodies of `/v1/chat/completions`: requests, answers and chunks of a stream."""
 
-from typing import Annotated, Any, ClassVar, Literal, TypedDict, get_args
+from typing import Annotated, Any, ClassVar, Literal, Self, TypedDict, get_args
 
-from pydantic import BeforeValidator, ConfigDict, Field
+from pydantic import BeforeValidator, ConfigDict, Field, model_validator
 
+from jaxinfer.model.text.chat_template import Role
 from jaxinfer.server.openai.errors import invalid
 from jaxinfer.server.openai.protocol.answers import PromptLogprobs, Usage
 from jaxinfer.server.openai.protocol.base import Body, Ignored, Refused
@@ -53,7 +54,7 @@ class Message(Body):
 
     model_config = ConfigDict(strict=True, extra="ignore")
 
-    role: Literal["system", "developer", "user", "assistant", "tool"]
+    role: Role
     content: Annotated[str | list[TextPart] | None, BeforeValidator(as_text_parts)] = None
     refusal: str | None = Field(None, exclude=True)
     name: str | None = None
@@ -62,11 +63,15 @@ class Message(Body):
     reasoning: str | None = None
     reasoning_content: str | None = None
 
+    @model_validator(mode="after")
+    def _check_content(self) -> Self:
+        if self.role == "user" and self.content is None:
+            raise ValueError("a user message needs 'content'")
+        return self
+
     def for_template(self) -> dict[str, Any]:
         """The message, as chat templates expect it."""
         plain = self.model_dump(exclude_none=True, exclude={"content", "tool_calls"})
-        if self.role == "developer":
-            plain["role"] = "system"
         if self.tool_calls:
             plain["tool_calls"] = [call.for_template() for call in self.tool_calls]
         return plain | {"content": self.text}

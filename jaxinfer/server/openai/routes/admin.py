@@ -10,7 +10,7 @@ from starlette.responses import Response
 
 from jaxinfer.errors import AdapterNotFoundError
 from jaxinfer.server.openai.answering.json_answer import json_answer
-from jaxinfer.server.openai.errors import ApiError, ErrorAnswer, client_errors, invalid
+from jaxinfer.server.openai.errors import ApiError, ErrorAnswer, client_errors, invalid, with_routes
 from jaxinfer.server.openai.front import Front, front_of
 from jaxinfer.server.openai.protocol.adapters import LoadAdapterBody, UnloadAdapterBody
 from jaxinfer.server.openai.protocol.answers import Status
@@ -129,7 +129,7 @@ async def _conflicts(work: Callable[[], Awaitable[None]]) -> Response:
     try:
         await work()
     except RuntimeError as error:
-        raise ApiError(409, str(error), code="conflict") from None
+        raise ApiError(409, with_routes(str(error)), code="conflict") from None
     return json_answer({"status": "ok"})
 
 
