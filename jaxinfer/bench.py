@@ -8,15 +8,18 @@ from typing import Any
 
 from jaxinfer.cli.client.load import Load
 from jaxinfer.cli.client.load_report import measure_server, parse_slos, report_lines
-from jaxinfer.cli.flags.fields import add_field_flag
-from jaxinfer.cli.flags.parser import CommandParser, given, positive_integer
+from jaxinfer.cli.flags.fields import add_field_flag, given
+from jaxinfer.cli.flags.parser import CommandParser, positive_integer
 from jaxinfer.cli.flags.server import add_server_flags, chosen_server
 from jaxinfer.cli.process import FAILED, OK, end_process, run_command
 
 _LOAD_FIELDS = frozenset(
     {*("num_prompts", "input_len", "output_len", "vocab_size"), "max_concurrency", "request_rate"}
 )
-_EXAMPLES = """examples:
+_EXAMPLES = """It starts no engine: start a server first, in another terminal, with
+  jaxinfer serve bundled-experts
+
+examples:
   jaxinfer bench --serve http://localhost:8000 --num-prompts 512 --input-len 1024
   jaxinfer bench --serve http://localhost:8000 --request-rate 8 --goodput ttft:500 tpot:50"""
 
@@ -25,7 +28,10 @@ def build_parser() -> CommandParser:
     """The flags of `jaxinfer bench`."""
     parser = CommandParser("bench", "Measure a running OpenAI server under load.", _EXAMPLES)
     parser.add_argument(
-        "--serve", required=True, metavar="URL", help="the server, such as http://localhost:8000"
+        "--serve",
+        required=True,
+        metavar="URL",
+        help="the server, such as http://localhost:8000 of `jaxinfer serve` (it must be given)",
     )
     add_server_flags(parser)
     for name in Load.__dataclass_fields__:

@@ -5,7 +5,8 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from jaxinfer.cli.flags.engine import add_engine_flags
+from jaxinfer.cli.flags.adapter import adapter_directory, adapter_settings, add_lora_flag
+from jaxinfer.cli.flags.engine import ADAPTER_FIELDS, add_engine_flags
 from jaxinfer.cli.flags.parser import CommandParser
 from jaxinfer.cli.flags.process import process_arguments
 from jaxinfer.cli.flags.sampling import add_sampling_flags, check_sampling, sampling_arguments
@@ -36,9 +37,10 @@ def build_parser() -> CommandParser:
     parser.add_argument("--no-thinking", action="store_true", help="turn thinking off")
     parser.add_argument("-q", "--quiet", action="store_true", help="no statistics, no progress")
     add_sampling_flags(parser, max_tokens=f"{_MAX_TOKENS}, at most half of the context")
+    add_lora_flag(parser)
     add_url_flags(parser)
     own = {"max_num_seqs": "1", "compile_ahead": "at first use", "seed": "another each time"}
-    add_engine_flags(parser, defaults=own)
+    add_engine_flags(parser, defaults=own, without=ADAPTER_FIELDS)
     return parser
 
 
@@ -67,11 +69,13 @@ def _run(arguments: "argparse.Namespace") -> int:
     start_platform(process_arguments(arguments))
     # Another conversation every time, unless --seed asks for the same one.
     defaults = {"compile_ahead": False, "max_num_seqs": 1, "seed": secrets.randbits(31)}
+    adapter = adapter_directory(arguments)
+    defaults |= adapter_settings(adapter)
     with open_engine(arguments, defaults, quiet=arguments.quiet) as llm:
         if llm.follows:
             llm.follow()
             return OK
-        model = LocalModel(llm)
+        model = LocalModel(llm, adapter)
         # A missing template is an error now, not after the user has typed a message.
         model.request([{"role": "user", "content": "hello"}], {})
         _converse(model, arguments, {"max_tokens": _default_max_tokens(llm)})

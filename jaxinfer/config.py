@@ -275,7 +275,7 @@ class EngineConfig:
         for name in ("model", "tokenizer", "revision", "kv_offloading_directory"):
             _check_text(name, getattr(self, name), may_be_empty=False)
         _check_text("compilation_cache_dir", self.compilation_cache_dir, may_be_empty=True)
-        _check_overrides(self.hf_overrides)
+        check_overrides(self.hf_overrides)
         object.__setattr__(self, "dtype", _dtype_name(self.dtype))
         if self.quantization is not None and self.quantization not in QUANTIZATION_SCHEMES:
             raise ValueError(
@@ -549,7 +549,8 @@ def _dtype_name(value: object) -> object:
     return getattr(getattr(value, "dtype", value), "name", value)
 
 
-def _check_overrides(value: object) -> None:
+def check_overrides(value: object) -> None:
+    """Refuse an `hf_overrides` that is no dict of names."""
     if callable(value):
         raise TypeError("hf_overrides can't be a function; write a dict of config.json's fields")
     if value is None:

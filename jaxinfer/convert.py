@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
+from jaxinfer.cli.engine import speaking_of_flags
 from jaxinfer.cli.flags.parser import CommandParser, positive_integer
 from jaxinfer.cli.process import OK, end_process, run_command
 from jaxinfer.config import QUANTIZATION_SCHEMES
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from jaxinfer.model.config import ModelConfig
 
 _MAX_TEXTS, _MAX_TOKENS = 128, 2048
+_FLAGS = {"quantization": "--quantize"}
 _EPILOG = """examples:
   jaxinfer convert Qwen/Qwen3-0.6B qwen3-orbax
   jaxinfer convert qwen3-orbax qwen3-safetensors --dtype float32
@@ -114,7 +116,7 @@ def _run(arguments: argparse.Namespace) -> int:
 
     output, shown = Path(arguments.output), not arguments.quiet
     try:
-        with ExitStack() as bars:
+        with speaking_of_flags(_FLAGS), ExitStack() as bars:
             bar = ProgressBar(None, "Loading", enabled=shown, unit="B", unit_scale=True)
             bars.enter_context(bar)
             written = _convert(arguments, output, bar.advance_to, bars.close)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from jaxinfer.cli.flags.engine import add_engine_flags
+from jaxinfer.cli.flags.engine import ADAPTER_FIELDS, add_engine_flags
 from jaxinfer.cli.flags.parser import CommandParser
 from jaxinfer.cli.flags.process import is_first_process, is_one_of_several, process_arguments
 from jaxinfer.cli.process import OK, end_process, run_command
@@ -58,7 +58,7 @@ def build_parser() -> CommandParser:
     )
     parser.add_argument("-q", "--quiet", action="store_true", help="print only errors")
     own = {"compile_ahead": "at first use", "runner": "pooling"}
-    add_engine_flags(parser, defaults=own)
+    add_engine_flags(parser, defaults=own, without=ADAPTER_FIELDS)
     return parser
 
 
@@ -117,7 +117,7 @@ def _embed(
     llm: Any, lines: "list[PromptLine]", arguments: "argparse.Namespace"
 ) -> "list[EmbeddingOutput]":
     """The vectors; errors name lines and flags."""
-    from jaxinfer.cli.engine import in_flags
+    from jaxinfer.cli.flags.names import in_flags
 
     try:
         return llm.embed(

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from jaxinfer.cli.engine import speaking_of_flags
 from jaxinfer.cli.flags.parser import CommandParser, positive_integer
 from jaxinfer.cli.process import OK, end_process, run_command
 from jaxinfer.config import QUANTIZATION_SCHEMES
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from jaxinfer.model.config import ModelConfig
 
 _MAX_TOKENS, _WORST = 512, 3
+_FLAGS = {"quantization": "--quantization"}
 _INDEX = re.compile(r"texts\[(\d+)\]")
 _ADVICE = (
     "both models are on one device; lower --max-tokens, take a smaller --dtype, or a larger device"
@@ -134,7 +136,8 @@ def _run(arguments: "argparse.Namespace") -> int:
     if arguments.experts:
         _check_experts(arguments.model, configs[0])
     if arguments.quantization is not None:
-        configs[0] = with_scheme(configs[0], arguments.quantization)
+        with speaking_of_flags(_FLAGS):
+            configs[0] = with_scheme(configs[0], arguments.quantization)
     windows, max_tokens = _windows(arguments, directories, configs)
     # With factors for texts of this length, where a model has several.
     configs = [config.for_context(max_tokens) for config in configs]
@@ -231,9 +234,10 @@ def _evaluate(
     # XLA can't write a sort that it compiled for a CPU, and tokens are sorted by their experts.
     sorts = jax.default_backend() == "cpu" and any(config.experts for config in configs)
     with persistent_cache("" if sorts else None):
-        models = [
-            _load(*each, shown=shown) for each in zip(directories, configs, dtypes, strict=True)
-        ]
+        with speaking_of_flags(_FLAGS):
+            models = [
+                _load(*each, shown=shown) for each in zip(directories, configs, dtypes, strict=True)
+            ]
         reference = models[1] if len(models) == 2 else None
         texts = [window.token_ids for window in windows]
         with ProgressBar(len(texts), "Evaluating", enabled=shown, unit="text") as bar:

@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
-from jaxinfer.cli.flags.engine import add_engine_flags
+from jaxinfer.cli.flags.adapter import adapter_directory, adapter_settings, add_lora_flag
+from jaxinfer.cli.flags.engine import ADAPTER_FIELDS, add_engine_flags
 from jaxinfer.cli.flags.parser import CommandParser
 from jaxinfer.cli.flags.process import is_first_process, is_one_of_several, process_arguments
 from jaxinfer.cli.flags.sampling import add_sampling_flags, check_sampling, sampling_arguments
@@ -41,14 +42,13 @@ _EXAMPLES = """examples:
 def build_parser() -> CommandParser:
     """The flags of `jaxinfer generate`."""
     parser = CommandParser("generate", "Generate text from a prompt, or from many.", _EXAMPLES)
-    source = parser.add_mutually_exclusive_group()
-    source.add_argument(
+    parser.add_argument(
         "positional_prompt", nargs="?", metavar="PROMPT", type=text_argument, help="same as -p"
     )
-    source.add_argument(
+    parser.add_argument(
         "-p", "--prompt", type=text_argument, help='the prompt ("-" reads standard input)'
     )
-    source.add_argument(
+    parser.add_argument(
         "--prompts-file",
         help='one prompt a line, or .jsonl with strings or {"prompt": ...}, which may hold an "id" '
         'and sampling fields of its own ("-" reads standard input)',
@@ -71,9 +71,10 @@ def build_parser() -> CommandParser:
     )
     parser.add_argument("-q", "--quiet", action="store_true", help="print only text and errors")
     add_sampling_flags(parser, max_tokens=_MAX_TOKENS)
+    add_lora_flag(parser)
     add_url_flags(parser)
     own = {"max_num_seqs": "the number of prompts, at most 256", "compile_ahead": "at first use"}
-    add_engine_flags(parser, defaults=own)
+    add_engine_flags(parser, defaults=own, without=ADAPTER_FIELDS)
     return parser
 
 
@@ -81,6 +82,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; returns its exit status."""
     parser = build_parser()
     arguments = parser.parse_args(argv)
+    _check_sources(parser, arguments)
     if arguments.positional_prompt is not None:
         arguments.prompt = arguments.positional_prompt
     if not arguments.chat and (arguments.system is not None or arguments.no_thinking):
@@ -90,6 +92,21 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.error("--resume needs --output, the file to go on with")
     check_url_flags(parser, arguments)
     return run_command("generate", lambda: _run(arguments))
+
+
+def _check_sources(parser: CommandParser, arguments: "argparse.Namespace") -> None:
+    """Refuse several sources of prompts.
+
+    argparse would do so before it names an unknown flag, whose value it takes as PROMPT.
+    """
+    sources = {
+        "PROMPT": arguments.positional_prompt,
+        "-p": arguments.prompt,
+        "--prompts-file": arguments.prompts_file,
+    }
+    given = [name for name, value in sources.items() if value is not None]
+    if len(given) > 1:
+        parser.error(f"{' and '.join(given)} exclude each other; give one")
 
 
 def _run(arguments: "argparse.Namespace") -> int:
@@ -119,11 +136,13 @@ def _run(arguments: "argparse.Namespace") -> int:
         # Other processes learn of an error only from a process that they are connected to.
         if is_one_of_several(arguments) and is_first_process():
             lines, out = _read(arguments, stack)
+        adapter = adapter_directory(arguments)
+        defaults |= adapter_settings(adapter)
         llm = stack.enter_context(open_engine(arguments, defaults, quiet=arguments.quiet))
         if llm.follows:
             llm.follow()
             return OK
-        return _answer(LocalModel(llm), lines, out, arguments, {}) if lines else OK
+        return _answer(LocalModel(llm, adapter), lines, out, arguments, {}) if lines else OK
 
 
 def _read(
@@ -164,7 +183,7 @@ def _request(
     model: Any, line: "PromptLine", fields: Mapping[str, Any], arguments: "argparse.Namespace"
 ) -> Any:
     """The request of a prompt: the text, or a chat."""
-    from jaxinfer.cli.engine import in_flags
+    from jaxinfer.cli.flags.names import in_flags
 
     prompt: Any = line.text
     if arguments.chat:

@@ -6,12 +6,12 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from jaxinfer.cli.flags.engine import CACHE_DTYPES
-from jaxinfer.cli.flags.fields import add_field_flag
+from jaxinfer.cli.engine import speaking_of_flags
+from jaxinfer.cli.flags.engine import ADAPTER_NEEDS, CACHE_DTYPES, SHORT_FLAGS
+from jaxinfer.cli.flags.fields import add_field_flag, flag_of, given
 from jaxinfer.cli.flags.parser import (
     CommandParser,
     comma_separated_integers,
-    given,
     json_object,
     positive_integer,
 )
@@ -28,6 +28,8 @@ _EXAMPLES = """examples:
   jaxinfer plan Qwen3-32B --device h100 --tp 2 --context 8192 --batch 1,16,64
   jaxinfer plan Qwen3-14B --compare h100,2xa100,4xl40s
   jaxinfer plan ./my-model --device 24:600:125 --json
+  jaxinfer plan Qwen3-8B --context 131072 --hf-overrides '{"rope_scaling": {
+    "rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}}'
   jaxinfer plan Qwen3-0.6B --runner pooling --context 512
 
 exit status: 0, or 1 if a plan does not fit or can't be made"""
@@ -35,6 +37,7 @@ exit status: 0, or 1 if a plan does not fit or can't be made"""
 _COUNT = {"type": positive_integer}
 _SIZES = {
     "runner": {},
+    "hf_overrides": {"type": json_object, "metavar": "JSON"},
     "gpu_memory_utilization": {},
     "max_num_seqs": _COUNT,
     "max_num_batched_tokens": _COUNT,
@@ -42,6 +45,8 @@ _SIZES = {
     "quantization": {"metavar": "SCHEME"},
     "kv_cache_dtype": {"choices": CACHE_DTYPES},
     "kv_offloading_size": {},
+    "kv_offloading_directory": {},
+    "kv_offloading_disk_size": {},
     "context_parallel_size": _COUNT,
     "data_parallel_size": {"type": positive_integer, "metavar": "REPLICAS"},
     "prefill_replicas": {},
@@ -56,6 +61,10 @@ _SIZES = {
     "max_lora_rank": _COUNT,
 }
 """Fields of `EngineConfig` that are flags, and how they are read."""
+_FLAGS = {
+    **{name: flag_of(name) for name in (*_SIZES, "dtype", "context")},
+    "tensor_parallel_size": "--tp",
+}
 _DEFAULTS = {
     "max_num_seqs": "256, or the largest batch",
     "runner": "generate, or pooling for a classifier",
@@ -82,6 +91,7 @@ def build_parser() -> CommandParser:
         "MEMORY_GIB:GB_PER_S:TFLOPS (default: h200)",
     )
     parser.add_argument(
+        SHORT_FLAGS["tensor_parallel_size"],
         "--tp",
         "--tensor-parallel-size",
         dest="tensor_parallel_size",
@@ -116,8 +126,10 @@ def build_parser() -> CommandParser:
     )
     engine = parser.add_argument_group("engine")
     for name, reading in _SIZES.items():
-        default = _DEFAULTS.get(name)
-        add_field_flag(engine, EngineConfig, name, flagged=_SIZES, default=default, reading=reading)
+        flags = [SHORT_FLAGS[name], flag_of(name)] if name in SHORT_FLAGS else []
+        shown = {"default": _DEFAULTS.get(name), "reading": reading}
+        add_field_flag(engine, EngineConfig, name, *flags, flagged=_SIZES, **shown)
+    parser.needs |= ADAPTER_NEEDS
     parser.add_argument("--json", action="store_true", help="print one JSON object, or a list")
     parser.add_argument(
         "-q", "--quiet", action="store_true", help="print nothing: the exit status says if it fits"
@@ -152,10 +164,11 @@ def _plans(arguments: "argparse.Namespace") -> "list[Plan]":
     chosen = [(arguments.model, arguments.device, arguments.tensor_parallel_size)]
     if arguments.compare is not None:
         chosen += [_compared(name.strip(), arguments) for name in arguments.compare.split(",")]
-    return [
-        plan(model, device, tensor_parallel_size=count, **options)
-        for model, device, count in chosen
-    ]
+    with speaking_of_flags(_FLAGS):
+        return [
+            plan(model, device, tensor_parallel_size=count, **options)
+            for model, device, count in chosen
+        ]
 
 
 def _compared(name: str, arguments: "argparse.Namespace") -> tuple[str, str, int]:

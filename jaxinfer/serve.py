@@ -9,7 +9,7 @@ from typing import Any
 
 from jaxinfer.cli.engine import speaking_of_flags
 from jaxinfer.cli.flags.config_file import with_config_file
-from jaxinfer.cli.flags.engine import add_engine_flags, engine_arguments
+from jaxinfer.cli.flags.engine import ADAPTER_NEEDS, add_engine_flags, engine_arguments
 from jaxinfer.cli.flags.parser import CommandParser
 from jaxinfer.cli.flags.process import is_one_of_several
 from jaxinfer.cli.flags.serve import (
@@ -18,7 +18,7 @@ from jaxinfer.cli.flags.serve import (
     default_front_ends,
     service_settings,
 )
-from jaxinfer.cli.flags.vllm_flags import instead_of_vllm_flags, refuse_vllm_flags
+from jaxinfer.cli.flags.vllm_flags import instead_of_vllm_flags
 from jaxinfer.cli.process import end_process, run_command
 
 _EXAMPLES = """examples:
@@ -32,9 +32,8 @@ _EXAMPLES = """examples:
 
 def build_parser() -> CommandParser:
     """The flags of `jaxinfer serve`."""
-    parser = CommandParser(
-        "serve", "Serve a model over HTTP, as OpenAI's and Anthropic's API.", _EXAMPLES
-    )
+    description = "Serve a model over HTTP, as OpenAI's and Anthropic's API."
+    parser = CommandParser("serve", description, _EXAMPLES, vllm="serve")
     parser.add_argument(
         "positional_model", nargs="?", metavar="MODEL", help="as --model (default: the bundled one)"
     )
@@ -43,6 +42,7 @@ def build_parser() -> CommandParser:
         "-q", "--quiet", action="store_true", help="print nothing but warnings and errors"
     )
     add_engine_flags(parser, defaults=SERVE_DEFAULTS)
+    parser.needs |= ADAPTER_NEEDS
     return parser
 
 
@@ -66,7 +66,6 @@ def read_arguments(argv: list[str]) -> argparse.Namespace:
     """
     parser = build_parser()
     argv = with_config_file(argv, parser, instead_of_vllm_flags())
-    refuse_vllm_flags(argv, parser)
     arguments = parser.parse_args(argv)
     if arguments.positional_model is not None:
         arguments.model = arguments.positional_model
@@ -77,6 +76,11 @@ def read_arguments(argv: list[str]) -> argparse.Namespace:
         )
     if arguments.lora_modules and not getattr(arguments, "enable_lora", False):
         parser.error("--lora-modules needs --enable-lora")
+    if getattr(arguments, "enable_eplb", False):
+        parser.error(
+            "--enable-eplb: no route of a server moves experts; leave it out, or call "
+            "LLM.rebalance_experts in a program of your own"
+        )
     return arguments
 
 

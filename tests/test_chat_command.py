@@ -49,6 +49,15 @@ def test_the_model_sees_the_whole_conversation(talk):
     ]
 
 
+def test_an_adapter_answers_every_message(talk, tmp_path):
+    from tests.serving.adapters.small_adapters import matrices, save_peft, tree
+
+    adapter = save_peft(tmp_path, tree(matrices(0)))
+    engine, *_ = talk("one", "two", arguments=["--lora", adapter])
+    assert [each.path for each in engine.adapters] == [adapter] * 2
+    assert engine.arguments["max_lora_rank"] == 4
+
+
 def test_reset_forgets_the_turns_and_keeps_the_system_message(talk):
     engine, *_ = talk("one", "/reset", "two", arguments=["--system", "s"])
     assert engine.requests[1][0] == "<system>s<user>two"

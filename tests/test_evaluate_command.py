@@ -187,6 +187,7 @@ def others(home):
         ("plain --text story.txt --max-tokens 65", "--max-tokens must be from 2 to 64"),
         ("plain --text story.txt --json gone/a", "gone/a: can't be written: gone is no directory"),
         ("plain --text story.txt --json plain", "plain: is a directory; give a file"),
+        ("int8 --quantization fp8 --text story.txt", "--quantization='fp8' quantizes plain"),
         ("plain --text story.txt --experts", "plain has no experts (model_type qwen3); leave"),
     ],
 )

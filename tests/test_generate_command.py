@@ -114,6 +114,39 @@ def test_sampling_flags_change_only_what_they_name(engines):
     assert params.temperature == 0.6  # the model's default
 
 
+@pytest.fixture
+def adapter(tmp_path):
+    """A directory of PEFT with rank 8."""
+    from tests.serving.adapters.small_adapters import matrices, save_peft, tree
+
+    return save_peft(tmp_path / "adapter", tree(matrices(0, rank=8)), r=8)
+
+
+def test_an_adapter_answers_all_prompts_by_an_engine_of_its_rank(engines, adapter, tmp_path):
+    (tmp_path / "prompts").write_text("one\ntwo\n")
+    for source in (["one"], ["--prompts-file", str(tmp_path / "prompts")]):
+        assert main([*source, "--lora", adapter, "-q"]) == 0
+    settings = {"enable_lora": True, "max_loras": 1, "max_lora_rank": 8}
+    for engine, count in zip(engines, (1, 2), strict=True):
+        assert engine.arguments.items() >= settings.items()
+        assert [each.path for each in engine.adapters] == [adapter] * count
+
+
+def test_an_adapter_that_is_none_is_one_line_before_an_engine_starts(engines, capsys):
+    assert main(["one", "--lora", "/no/such/adapter"]) == 1
+    assert "/no/such/adapter: no directory; an adapter's is one" in capsys.readouterr().err
+    assert not engines
+
+
+def test_what_the_engine_says_of_adapters_names_the_commands_flag(monkeypatch, capsys, adapter):
+    def refuse(**arguments):
+        raise ValueError("enable_lora adapts dense layers; leave it out")
+
+    monkeypatch.setitem(vars(jaxinfer), "LLM", refuse)
+    assert main(["one", "--lora", adapter]) == 1
+    assert "error: --lora adapts dense layers; leave it out" in capsys.readouterr().err
+
+
 def test_chat_sends_the_prompt_through_the_template(engines):
     main(["-p", "hi", "--chat", "--system", "be brief"])
     assert engines[0].requests[0][0] == "<system>be brief<user>hi"
@@ -291,6 +324,8 @@ def test_a_line_has_all_sampling_fields_but_what_its_answer_would_not_show():
         ["x", "--system", "s"],
         ["x", "--no-thinking"],
         ["x", "--resume"],
+        ["x", "--max-loras", "4"],
+        ["x", "--url", "http://localhost:1", "--lora", "d"],
     ],
 )
 def test_flags_that_would_be_ignored_are_refused(engines, capsys, arguments):
@@ -298,6 +333,12 @@ def test_flags_that_would_be_ignored_are_refused(engines, capsys, arguments):
         main(arguments)
     assert leaving.value.code == 2
     assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_an_unknown_flag_with_a_value_is_what_the_error_names(engines, capsys):
+    with pytest.raises(SystemExit):
+        main(["-p", "x", "--unknown", "value"])
+    assert "error: unrecognized arguments: --unknown" in capsys.readouterr().err
 
 
 def test_a_prompt_needs_no_flag(engines, capsys):

@@ -52,6 +52,28 @@ def test_what_does_not_fit_is_said_and_is_the_status(capsys):
     assert _output(capsys, "Qwen3-8B", "--device", "t4", "-q", status=1) == ""
 
 
+def test_a_context_grows_by_overrides(capsys):
+    yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}
+    overrides = json.dumps({"rope_scaling": yarn})
+    arguments = ("Qwen3-8B", "--context", "131072", "--context-parallel-size", "2")
+    text = _output(capsys, *arguments, "--hf-overrides", overrides)
+    assert "131,072 tokens a sequence" in text
+    assert re.search(r"^131,072 +11$", text, re.M)
+
+
+def test_the_engines_short_flags_and_tiers_are_taken(capsys):
+    arguments = ("Qwen3-0.6B", "-tp", "2", "-dp", "2", "--kv-offloading-size", "4")
+    tiers = ("--kv-offloading-directory", "/kept", "--kv-offloading-disk-size", "9")
+    assert "2 replicas of 2 x H200" in _output(capsys, *arguments, *tiers)
+    assert "2 stages of H200" in _output(capsys, "Qwen3-0.6B", "-pp", "2")
+
+
+def test_sizes_of_adapters_need_adapters(capsys):
+    with pytest.raises(SystemExit):
+        main(["Qwen3-0.6B", "--max-loras", "4"])
+    assert "--max-loras needs --enable-lora" in capsys.readouterr().err
+
+
 def test_devices_and_models_are_compared_in_one_table(capsys):
     text = _output(capsys, "Qwen3-8B", "--compare", "a100,Llama-2-7B,T4", status=1)
     lines = text.splitlines()
@@ -100,7 +122,10 @@ def test_an_engine_for_pooling_has_times_of_prompts_alone(capsys):
         (["Qwen3-8B", "--compare", "2xh300"], "unknown device 'h300'"),
         (["Qwen3-8B", "--compare", "3xh100"], "sizes that work"),
         (["Qwen3-8B", "--device", "80:-1:1"], "bandwidth in GB/s must be from 1 "),
-        (["Qwen3-8B", "--max-num-seqs", "4", "--batch", "8"], "a batch of 8 is more than max_num"),
+        (["Qwen3-8B", "--max-num-seqs", "4", "--batch", "8"], "is more than --max-num-seqs=4, "),
+        (["Qwen3-8B", "--speculative-config", '{"method": "x"}'], "--speculative-config: method"),
+        (["Qwen3-30B-A3B", "--expert-parallel-size", "2"], "needs --enable-expert-parallel; add"),
+        (["Qwen3-8B", "--hf-overrides", '{"ropes": 1}'], "--hf-overrides: the engine reads no"),
     ],
 )
 def test_mistakes_are_one_line(capsys, arguments, message):

@@ -2,40 +2,24 @@
 
 import argparse
 import contextlib
-import re
 import sys
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from jaxinfer.cli.flags.engine import ENGINE_FIELDS, engine_arguments
-from jaxinfer.cli.flags.sampling import SAMPLING_FIELDS
+from jaxinfer.cli.flags.engine import engine_arguments
+from jaxinfer.cli.flags.names import FLAG_NAMES, in_flags
 from jaxinfer.cli.process import end_at_the_next_interrupt
 
 if TYPE_CHECKING:
     from jaxinfer import LLM
 
-_FIELDS = {name: "--" + name.replace("_", "-") for name in ENGINE_FIELDS | SAMPLING_FIELDS} | {
-    "temperature": "--temp",
-    "show_progress": "--quiet",
-    "enable_prefix_caching": "--no-enable-prefix-caching",
-}
-# Names with an underscore are matched anywhere, others only as the first word, because "stop" and
-# "seed" are also English. Quotes and paths are the user's own text and are left alone.
-_NAME = re.compile(r"(?<![\w/.'\"-])(" + "|".join(_FIELDS) + r")(?![\w/'\"]|\.\w)")
-
-
-def in_flags(message: str) -> str:
-    """A message of the library with the flags in place of the names of Python arguments."""
-
-    def flag(match: re.Match[str]) -> str:
-        return _FIELDS[match[0]] if "_" in match[0] or match.start() == 0 else match[0]
-
-    return _NAME.sub(flag, message)
-
 
 @contextlib.contextmanager
-def speaking_of_flags() -> Iterator[None]:
+def speaking_of_flags(flags: Mapping[str, str] = FLAG_NAMES) -> Iterator[None]:
     """Turn an error about an argument into one about its flag.
+
+    Args:
+        flags: as of `in_flags`.
 
     Raises:
         ValueError: with that message.
@@ -43,7 +27,7 @@ def speaking_of_flags() -> Iterator[None]:
     try:
         yield
     except (TypeError, ValueError) as error:
-        raise ValueError(in_flags(str(error))) from None
+        raise ValueError(in_flags(str(error), flags)) from None
 
 
 @contextlib.contextmanager
@@ -64,7 +48,7 @@ def open_engine(
         )
     from jaxinfer import LLM
 
-    with speaking_of_flags():
+    with speaking_of_flags({**FLAG_NAMES, "enable_lora": "--lora"}):
         llm = LLM(**{"show_progress": not quiet, **defaults, **given})
     with llm:
         try:

@@ -211,7 +211,7 @@ def _batches(plan: Plan) -> Iterator[str]:
 
 def _capacity(plan: Plan) -> Iterator[str]:
     """A table of sequences that fit by length, and of the longest length by number of sequences."""
-    limit = plan.shape.max_position_embeddings
+    limit = plan.shape.max_context_length
     contexts = sorted({plan.context, limit, *(each for each in _CONTEXTS if each < limit)})
     fitting = [(f"{length:,}", f"{plan.sequences(length):,}") for length in contexts]
     yield from aligned([("context", "sequences that fit"), *fitting], left=0)

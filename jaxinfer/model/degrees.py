@@ -66,7 +66,8 @@ def check_expert_groups(config: Any, num_devices: int, num_groups: int | None) -
         num_groups: `EngineConfig.expert_parallel_size`.
 
     Raises:
-        ValueError: the model has no experts, or they don't split like that; lists what works.
+        ValueError: the model has no experts, they don't split like that, or nothing splits over so
+            many devices; lists what works.
     """
     if config.experts is None:
         raise ValueError(
@@ -84,11 +85,10 @@ def check_expert_groups(config: Any, num_devices: int, num_groups: int | None) -
         share = num_devices // groups
         problem = f"leave each expert's moe_intermediate_size ({width}) a multiple of {share}"
     if problem:
-        works = [
-            str(n)
-            for n in range(1, num_devices + 1)
-            if num_devices % n == 0 and count % n == 0 and width % (num_devices // n) == 0
-        ]
+        divisors = (n for n in range(1, num_devices + 1) if num_devices % n == 0)
+        works = [str(n) for n in divisors if not indivisible(config, num_devices, n)]
+        if not works:  # with any groups: heads or the vocabulary may not split
+            check_divisible(config, num_devices, groups)
         raise ValueError(
             f"expert_parallel_size {groups} does not {problem}; sizes that work with "
             f"tensor_parallel_size {num_devices}: {', '.join(works) or 'none'}"

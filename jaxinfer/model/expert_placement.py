@@ -42,8 +42,15 @@ def balance(load: np.ndarray, num_groups: int, num_redundant: int) -> np.ndarray
         ValueError: a size doesn't divide, or loads are negative or not finite.
     """
     load = np.asarray(load, np.float64)
-    if load.ndim != 2 or not np.isfinite(load).all() or (load < 0).any():
-        raise ValueError(f"loads must be [layers, experts], from 0 up, got {load.shape}")
+    if load.ndim != 2:
+        raise ValueError(f"loads must be [layers, experts], got {list(load.shape)}")
+    wrong = np.argwhere(~(np.isfinite(load) & (load >= 0)))
+    if len(wrong):
+        layer, expert = wrong[0]
+        raise ValueError(
+            f"loads must be numbers from 0 up; of the layers with experts, layer {layer} has "
+            f"{load[layer, expert]} for expert {expert}"
+        )
     plain = in_order(load.shape[1], num_groups, num_redundant)
     found = [_balance_layer(layer, num_groups, num_redundant) for layer in load]
     for i, layer in enumerate(load):

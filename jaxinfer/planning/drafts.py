@@ -70,7 +70,7 @@ def draft_memory(shape: ModelShape, dtype: str, config: EngineConfig) -> DraftMe
         return NO_DRAFTS
     slots = config.max_num_seqs + 1
     if drafts.model is None:
-        longest = config.max_model_len or shape.max_position_embeddings
+        longest = config.max_model_len or shape.max_context_length
         tokens = slots * (longest + 1) + drafts.corpus_size
         return DraftMemory(num_drafts=drafts.num_drafts, text_bytes=_INT * tokens)
     from jaxinfer.model.draft_head.files import head_shapes  # loads NumPy

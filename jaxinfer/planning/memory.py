@@ -196,7 +196,7 @@ def _plan_stage(
         block_size=config.block_tokens,
         num_kv_blocks=min(blocks, most_pages(config.block_tokens, heads)),
         num_host_tokens=_host_blocks(config, block_bytes) * config.block_size,
-        max_model_len=shape.max_position_embeddings,
+        max_model_len=shape.max_context_length,
     )
 
 

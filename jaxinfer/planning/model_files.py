@@ -6,31 +6,37 @@ from pathlib import Path
 from typing import Any
 
 from jaxinfer.checks import show
+from jaxinfer.config import check_overrides
 from jaxinfer.errors import ModelLoadError
 from jaxinfer.model.checkpoint.hub import bundled_directory, refuse_gguf
 from jaxinfer.model.config import ModelConfig
 from jaxinfer.model.families.table import FAMILIES, classifier_of_file
 from jaxinfer.model.field_checks import whole_number
 from jaxinfer.model.hf_config import read_config_file
-from jaxinfer.model.hf_overrides import backbone_config
+from jaxinfer.model.hf_overrides import apply_overrides, backbone_config
 from jaxinfer.planning.named_shapes import NAMED_SHAPES, find_shape
 from jaxinfer.planning.shapes import ModelShape, shape_of
 
 _MOST_CLASSES = 1 << 20
 
 
-def read_shape(model: str | Path) -> tuple[str, ModelShape]:
+def read_shape(
+    model: str | Path, overrides: Mapping[str, Any] | None = None
+) -> tuple[str, ModelShape]:
     """A model's name and shape; nothing is downloaded.
 
     Args:
         model: the name of a bundled model, a directory that holds config.json, the file itself, a
             published name (`NAMED_SHAPES`), or a hub id whose config.json is in the local cache;
             looked for in this order.
+        overrides: `EngineConfig.hf_overrides`.
 
     Raises:
         ModelLoadError: none of these, a GGUF file, or a config.json that can't be counted; one
             line.
+        TypeError, ValueError: `overrides` are no fields that the engine reads.
     """
+    check_overrides(overrides)
     path = bundled_directory(model) or Path(model).expanduser()
     refuse_gguf(path)
     if path.is_dir():
@@ -38,7 +44,8 @@ def read_shape(model: str | Path) -> tuple[str, ModelShape]:
     elif not path.is_file():
         known = find_shape(str(model))
         if known is not None:
-            return known
+            name, shape = known
+            return name, shape if overrides is None else _overridden(shape.to_hf(), name, overrides)
         path = cached_file(
             str(model),
             "no such directory, no published shape and not in the hub's local cache; give a "
@@ -47,7 +54,15 @@ def read_shape(model: str | Path) -> tuple[str, ModelShape]:
         )
     else:  # a link that a caller names may lead anywhere
         path = path.resolve()
-    return str(model), shape_from_hf(read_config_file(path), str(path))
+    return str(model), _overridden(read_config_file(path), str(path), overrides)
+
+
+def _overridden(
+    mapping: Mapping[str, Any], source: str, overrides: Mapping[str, Any] | None
+) -> ModelShape:
+    if overrides is None:
+        return shape_from_hf(mapping, source)
+    return shape_from_hf(apply_overrides(mapping, overrides), f"{source} with hf_overrides")
 
 
 def shape_from_hf(mapping: Mapping[str, Any], source: str) -> ModelShape:

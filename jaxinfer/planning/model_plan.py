@@ -22,7 +22,7 @@ from jaxinfer.planning.operations import (
 )
 from jaxinfer.planning.remedies import remedies
 from jaxinfer.planning.replicas import Replicas
-from jaxinfer.planning.shapes import BYTES_OF, ModelShape, expert_groups
+from jaxinfer.planning.shapes import BYTES_OF, ModelShape, check_contexts, expert_groups
 from jaxinfer.planning.times import Time, Timing
 
 DEFAULT_CONTEXT = 2048
@@ -157,12 +157,12 @@ def plan(
         context: tokens of each sequence; None is 2,048, or the model's limit if that is less.
         batches: numbers of sequences to plan for; None takes powers of 2 up to 256 that fit.
         engine: sizes of `EngineConfig`: `max_num_seqs` (at least the largest batch if it is left
-            out), `max_num_batched_tokens`, `block_size`, `gpu_memory_utilization`;
+            out), `max_num_batched_tokens`, `block_size`, `gpu_memory_utilization`; `hf_overrides`;
             `quantization`; `kv_cache_dtype`; `pipeline_parallel_size`; `context_parallel_size`;
             `data_parallel_size` and `prefill_replicas`, over which batches are spread evenly;
-            `enable_expert_parallel` and `expert_parallel_size`; `runner`, which
-            is "pooling" for a classifier; and `speculative_config`, whose draft head is a
-            directory, "bundled", or a hub id that is in the local cache.
+            `enable_expert_parallel` and `expert_parallel_size`; `runner`, which is "pooling" for a
+            classifier; and `speculative_config`, whose draft head is a directory, "bundled", or a
+            hub id that is in the local cache.
 
     Returns:
         The plan. One that does not fit is a plan, too: see `Plan.fits` and `Plan.remedies`.
@@ -173,7 +173,7 @@ def plan(
         ValueError: a size is out of range, the model does not split over the devices, or it is a
             classifier, and something is asked for that generates.
     """
-    name, shape = read_shape(model)
+    name, shape = read_shape(model, engine.get("hf_overrides"))
     chip = find_device(device)
     dtype = _dtype(dtype, shape)
     context = _context(context, shape)
@@ -195,10 +195,7 @@ def plan(
         )
     if config.quantization is not None:
         shape = with_scheme(shape, config.quantization)
-    if config.context_parallel_size > 1 and shape.num_experts:
-        raise ValueError(
-            "context_parallel_size does not go with a model with experts; leave it out"
-        )
+    check_contexts(shape, config)
     groups = expert_groups(shape, config)
     check_divisible(shape, config.tensor_parallel_size, groups)
     drafts = draft_memory(shape, dtype, config)
@@ -281,9 +278,12 @@ def _dtype(dtype: str, shape: ModelShape) -> str:
 
 
 def _context(context: int | None, shape: ModelShape) -> int:
-    limit = shape.max_position_embeddings
+    limit = shape.max_context_length
     if context is None:
         return min(DEFAULT_CONTEXT, limit)
     if check_integer("context", context, 1, _MOST_TOKENS) > limit:
-        raise ValueError(f"context must be at most the model's {limit} tokens, got {context}")
+        raise ValueError(
+            f"context must be at most the model's {limit} tokens, got {context}; lower it, or "
+            "extend the model by YaRN (rope_scaling in hf_overrides)"
+        )
     return context

@@ -36,17 +36,22 @@ def _dense_qwen3(
     )
 
 
-_QWEN3_30B_A3B = ModelShape(
-    **_QWEN3,
-    hidden_size=2048,
-    intermediate_size=6144,
-    num_hidden_layers=48,
-    num_attention_heads=32,
-    num_key_value_heads=4,
-    experts=Experts(num_experts=128, experts_per_token=8, intermediate_size=768),
-    dtype="bfloat16",
-    model_type="qwen3_moe",
-)
+def _expert_qwen3(
+    hidden: int, intermediate: int, layers: int, heads: int, expert_width: int
+) -> ModelShape:
+    return ModelShape(
+        **_QWEN3,
+        hidden_size=hidden,
+        intermediate_size=intermediate,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        num_key_value_heads=4,
+        experts=Experts(num_experts=128, experts_per_token=8, intermediate_size=expert_width),
+        dtype="bfloat16",
+        model_type="qwen3_moe",
+    )
+
+
 _LLAMA_2_7B = ModelShape(
     vocab_size=32_000,
     hidden_size=4096,
@@ -63,7 +68,8 @@ _LLAMA_2_7B = ModelShape(
 
 NAMED_SHAPES = {
     **{f"Qwen3-{size}": _dense_qwen3(*shape) for size, shape in _DENSE_QWEN3.items()},
-    "Qwen3-30B-A3B": _QWEN3_30B_A3B,
+    "Qwen3-30B-A3B": _expert_qwen3(2048, 6144, 48, 32, 768),
+    "Qwen3-235B-A22B": _expert_qwen3(4096, 12288, 94, 64, 1536),
     "Llama-2-7B": _LLAMA_2_7B,
 }
 """Shapes by the model's published name, without its owner."""

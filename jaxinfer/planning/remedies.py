@@ -1,15 +1,34 @@
 """Remedies for a plan that does not fit: the smallest change of each kind that makes it fit."""
 
 import dataclasses
+import math
+from collections.abc import Iterator
+from typing import Any
 
 from jaxinfer.config import EngineConfig
+from jaxinfer.model.degrees import check_divisible
 from jaxinfer.planning.devices import Chip
 from jaxinfer.planning.drafts import DraftMemory
 from jaxinfer.planning.memory import MemoryPlan, plan_memory
 from jaxinfer.planning.replicas import Replicas
-from jaxinfer.planning.shapes import ModelShape, expert_groups
+from jaxinfer.planning.shapes import ModelShape, check_contexts, expert_groups
+from jaxinfer.planning.stages import stage_shapes
 
 _MOST_DEVICES = 64
+_FLAGS = {
+    "tensor_parallel_size": "--tp",
+    "pipeline_parallel_size": "--pipeline-parallel-size",
+    "context_parallel_size": "--context-parallel-size",
+    "data_parallel_size": "--data-parallel-size",
+}
+_WHOLE_EXPERTS = {"enable_expert_parallel": True, "expert_parallel_size": None}
+_KINDS: tuple[tuple[str, str, dict[str, Any]], ...] = (
+    ("tensor_parallel_size", "tensor parallelism over {} devices", {}),
+    ("tensor_parallel_size", "experts whole on {} devices", _WHOLE_EXPERTS),
+    ("pipeline_parallel_size", "{} pipeline stages", {}),
+    ("context_parallel_size", "tokens dealt to {} devices", {}),
+)
+"""The degree that is raised, what that is, and settings beside it."""
 
 
 def remedies(
@@ -37,38 +56,44 @@ def remedies(
     rows = replicas.rows(rows)
     if memory.sequences(context) >= rows:
         return ()
-    found = [_more_devices(shape, chip, dtype, config, drafts, rows, context)]
+    found: list[str | None] = []
+    for name, text, beside in _KINDS:
+        if beside and (not shape.num_experts or config.enable_expert_parallel):
+            continue
+        for larger in _raised(shape, config, name, beside):
+            if plan_memory(shape, chip, dtype, larger, drafts).sequences(context) >= rows:
+                found.append(f"{text.format(getattr(larger, name))} ({_flags(larger)})")
+                break
     found += [_shorter(memory, rows), _fewer(memory, context, replicas)]
     changes = tuple(change for change in found if change)
     return changes or (f"a device with more memory: no change of these fits a {chip.name}",)
 
 
-def _more_devices(
-    shape: ModelShape,
-    chip: Chip,
-    dtype: str,
-    config: EngineConfig,
-    drafts: DraftMemory,
-    rows: int,
-    context: int,
-) -> str | None:
-    groups = config.pipeline_parallel_size * config.context_parallel_size
-    groups *= config.data_parallel_size
-    for degree in range(config.tensor_parallel_size + 1, _MOST_DEVICES // groups + 1):
-        larger = dataclasses.replace(config, tensor_parallel_size=degree)
-        if _is_uneven(shape, larger):
+def _raised(
+    shape: ModelShape, config: EngineConfig, name: str, beside: dict[str, Any]
+) -> Iterator[EngineConfig]:
+    """The configurations with a larger degree that the model splits over, the least one first."""
+    degree = getattr(config, name)
+    others = math.prod(getattr(config, each) for each in _FLAGS) // degree
+    for more in range(degree + 1, _MOST_DEVICES // others + 1):
+        try:
+            larger = dataclasses.replace(config, **{name: more}, **beside)
+            check_contexts(shape, larger)
+            check_divisible(shape, larger.tensor_parallel_size, expert_groups(shape, larger))
+            stage_shapes(shape, larger.pipeline_parallel_size)
+        except ValueError:
             continue
-        if plan_memory(shape, chip, dtype, larger, drafts).sequences(context) >= rows:
-            return f"tensor parallelism over {degree} devices (--tp {degree})"
-    return None
+        yield larger
 
 
-def _is_uneven(shape: ModelShape, config: EngineConfig) -> bool:
-    try:
-        groups = expert_groups(shape, config)
-    except ValueError:
-        return True
-    return bool(shape.indivisible(config.tensor_parallel_size, groups))
+def _flags(config: EngineConfig) -> str:
+    """All degrees of a configuration as flags, so that they can be typed as they are."""
+    words = [f"{flag} {n}" for name, flag in _FLAGS.items() if (n := getattr(config, name)) > 1]
+    if config.enable_expert_parallel:
+        words.append("--enable-expert-parallel")
+    if config.expert_parallel_size is not None:
+        words.append(f"--expert-parallel-size {config.expert_parallel_size}")
+    return " ".join(words)
 
 
 def _shorter(memory: MemoryPlan, rows: int) -> str | None:

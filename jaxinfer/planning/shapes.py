@@ -232,6 +232,14 @@ def expert_groups(shape: ModelShape, config: EngineConfig) -> int:
     return groups
 
 
+def check_contexts(shape: ModelShape, config: EngineConfig) -> None:
+    """Raise ValueError if tokens are to be dealt to several devices, and the model has experts."""
+    if config.context_parallel_size > 1 and shape.num_experts:
+        raise ValueError(
+            "context_parallel_size does not go with a model with experts; leave it out"
+        )
+
+
 def shape_of(config: ModelConfig) -> ModelShape:
     """The shape of a model that the engine runs."""
     return ModelShape(**vars(config))

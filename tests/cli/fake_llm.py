@@ -24,7 +24,8 @@ class FakeLLM:
     """Streams the pieces that `reply` makes of a prompt.
 
     Every request is recorded in `requests` as (prompt text, params), what the constructor was
-    given in `arguments`, and how many answers were left early in `aborted`.
+    given in `arguments`, the adapter of each request in `adapters`, and how many answers were left
+    early in `aborted`.
     """
 
     def __init__(self, reply: Callable[[str], list[str]], **arguments: Any) -> None:
@@ -34,6 +35,7 @@ class FakeLLM:
         self.num_compilations = 0
         self.compile_seconds = 0.0
         self.requests: list[tuple[str, SamplingParams]] = []
+        self.adapters: list[Any] = []
         self.waiting: list[tuple[str, str]] = []
         self.aborted = 0
         self.closed = False
@@ -48,9 +50,12 @@ class FakeLLM:
     def get_default_sampling_params(self) -> SamplingParams:
         return SamplingParams(temperature=0.6)
 
-    def stream(self, prompt: Any, params: SamplingParams) -> Iterator[RequestOutput]:
+    def stream(
+        self, prompt: Any, params: SamplingParams, lora_request: Any = None
+    ) -> Iterator[RequestOutput]:
         text = _text(prompt)
         self.requests.append((text, params))
+        self.adapters.append(lora_request)
         self.num_compilations += 1
         self.compile_seconds += 0.25
         pieces = self.reply(text)
@@ -67,11 +72,14 @@ class FakeLLM:
             self.aborted += 1
             raise
 
-    def add_request(self, request_id: str, prompt: Any, params: SamplingParams) -> None:
+    def add_request(
+        self, request_id: str, prompt: Any, params: SamplingParams, lora_request: Any = None
+    ) -> None:
         text = _text(prompt)
         if len(text) > self.max_model_len:
             raise ValueError(f"prompt has {len(text)} tokens")
         self.requests.append((text, params))
+        self.adapters.append(lora_request)
         self.waiting.append((request_id, text))
 
     def step(self) -> list[RequestOutput]:

@@ -41,6 +41,14 @@ def test_every_expert_has_a_slot_and_no_device_more_load_than_without(sizes, dat
         assert table[:, 0].sum() == len(own_slots)
 
 
+@pytest.mark.parametrize("value", [np.nan, -1.0, np.inf])
+def test_a_load_that_is_none_is_named_by_layer_and_expert(value):
+    load = np.ones((2, 4))
+    load[1, 3] = value
+    with pytest.raises(ValueError, match=f"layer 1 has {value} for expert 3"):
+        balance(load, 2, 0)
+
+
 @pytest.mark.parametrize(
     ("groups", "redundant", "most"), [(2, 0, 1.001), (8, 0, 1.2), (8, 16, 1.01)]
 )

@@ -1,5 +1,6 @@
 """Shapes come from a directory, a file, a name or the hub's cache; mistakes are one line."""
 
+import dataclasses
 import json
 import re
 
@@ -43,8 +44,21 @@ _LLAMA = {
 def test_config_files_give_the_published_shapes():
     assert shape_from_hf(_MOE, "f") == NAMED_SHAPES["Qwen3-30B-A3B"]
     assert shape_from_hf(_LLAMA, "f") == NAMED_SHAPES["Llama-2-7B"]
+    sizes = {"hidden_size": 4096, "num_hidden_layers": 94, "num_attention_heads": 64}
+    widths = {"intermediate_size": 12_288, "moe_intermediate_size": 1536}
+    assert shape_from_hf(_MOE | sizes | widths, "f") == NAMED_SHAPES["Qwen3-235B-A22B"]
     dense = shape_config("8b").to_hf()
     assert shape_from_hf(dense, "f") == NAMED_SHAPES["Qwen3-8B"]
+
+
+def test_overrides_change_a_file_and_a_published_shape_alike(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(shape_config("8b").to_hf()))
+    overrides = {"num_hidden_layers": 3, "max_position_embeddings": 99}
+    shape = dataclasses.replace(NAMED_SHAPES["Qwen3-8B"], **overrides)
+    assert read_shape("Qwen3-8B", overrides) == ("Qwen3-8B", shape)
+    assert read_shape(tmp_path, overrides)[1] == shape
+    with pytest.raises(TypeError, match="hf_overrides must be a dict"):
+        read_shape("Qwen3-8B", [1])
 
 
 def test_a_directory_and_its_file_are_the_same_model(tmp_path):

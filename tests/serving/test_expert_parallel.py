@@ -155,7 +155,7 @@ def test_a_mesh_of_one_axis_is_split_where_experts_are(alone):
         ),
         (
             {"config": dataclasses.replace(CONFIG, experts=Experts(6, 3, 17))},
-            "with tensor_parallel_size 4: none",
+            r"does not divide num_experts \(6\); sizes that work: 1, 2$",
         ),
         (
             {

@@ -23,12 +23,21 @@ class LocalRequest(NamedTuple):
 
 
 class LocalModel:
-    """Answers prompts with an engine in this process."""
+    """Answers prompts with an engine in this process.
+
+    Args:
+        llm: the engine.
+        adapter: directory of a LoRA adapter for all requests; None is the model as it is.
+    """
 
     when_stopped = "; work that the engine has begun ends before the next answer begins"
 
-    def __init__(self, llm: "LLM") -> None:
+    def __init__(self, llm: "LLM", adapter: str | None = None) -> None:
+        from jaxinfer import LoRARequest
+
         self._llm = llm
+        named = None if adapter is None else LoRARequest("lora", 1, adapter)
+        self._options: Any = {} if named is None else {"lora_request": named}
 
     @property
     def tokenizer(self) -> "Tokenizer":
@@ -72,7 +81,7 @@ class LocalModel:
             ValueError: the prompt does not fit the model, or the request failed.
         """
         watch = self.watch()
-        outputs: Any = self._llm.stream(request.prompt, request.params)
+        outputs: Any = self._llm.stream(request.prompt, request.params, **self._options)
         try:
             with closing(outputs), ExitStack() as text_goes_on:
                 for output in outputs:
@@ -100,7 +109,7 @@ class LocalModel:
         for i, (line, request) in enumerate(zip(lines, requests, strict=True)):
             params = request.params.clone(output_kind=RequestOutputKind.FINAL_ONLY)
             try:
-                self._llm.add_request(str(i), request.prompt, params)
+                self._llm.add_request(str(i), request.prompt, params, **self._options)
             except (TypeError, ValueError) as error:
                 raise ValueError(f"{line.where}: {error}") from None
         ended: dict[int, Answer] = {}

@@ -7,12 +7,12 @@ the parsed arguments: defaults and texts live in `EngineConfig` alone.
 import argparse
 import dataclasses
 import typing
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from types import MappingProxyType
 from typing import Any
 
-from jaxinfer.cli.flags.fields import add_field_flag, flag_of
-from jaxinfer.cli.flags.parser import given, json_object
+from jaxinfer.cli.flags.fields import add_field_flag, flag_of, given
+from jaxinfer.cli.flags.parser import json_object
 from jaxinfer.cli.flags.process import add_process_flags
 from jaxinfer.config import (
     VLLM_CACHE_DTYPES,
@@ -23,13 +23,17 @@ from jaxinfer.config import (
 )
 
 ENGINE_FIELDS = frozenset(field.name for field in dataclasses.fields(EngineConfig))
+ADAPTER_NEEDS = dict.fromkeys(("max_loras", "max_lora_rank", "max_cpu_loras"), "enable_lora")
+"""The sizes of adapters, by the field that they need; `CommandParser.needs`."""
+ADAPTER_FIELDS = frozenset({"enable_lora", *ADAPTER_NEEDS})
 
 _SUFFIXES = {"k": 1000, "m": 10**6, "g": 10**9, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
-_SHORT = {
+SHORT_FLAGS = {
     "tensor_parallel_size": "-tp",
     "pipeline_parallel_size": "-pp",
     "data_parallel_size": "-dp",
 }
+"""Short flags by field, beside the long ones."""
 _BEGINS = {
     "model": "model",
     "max_model_len": "KV cache and scheduling",
@@ -39,19 +43,26 @@ _BEGINS = {
 
 
 def add_engine_flags(
-    parser: argparse.ArgumentParser, *, defaults: Mapping[str, str] = MappingProxyType({})
+    parser: argparse.ArgumentParser,
+    *,
+    defaults: Mapping[str, str] = MappingProxyType({}),
+    without: Collection[str] = (),
 ) -> None:
     """Add one flag for each field of `EngineConfig` (a command's `--quiet` sets show_progress).
 
     The flags of `flags/process.py` are added too.
+
+    Args:
+        defaults: as --help shows them, where they are the command's own.
+        without: fields that the command has no use for.
     """
     group = parser.add_argument_group("model")
     for name in (field.name for field in dataclasses.fields(EngineConfig)):
-        if name == "show_progress":
+        if name == "show_progress" or name in without:
             continue
         if name != "model" and name in _BEGINS:
             group = parser.add_argument_group(_BEGINS[name])
-        flags = [_SHORT[name], flag_of(name)] if name in _SHORT else []
+        flags = [SHORT_FLAGS[name], flag_of(name)] if name in SHORT_FLAGS else []
         reading = _READ.get(name, {})
         default = defaults.get(name)
         add_field_flag(

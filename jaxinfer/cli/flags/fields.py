@@ -58,6 +58,11 @@ def add_field_flag(
     )
 
 
+def given(namespace: argparse.Namespace, names: frozenset[str]) -> dict[str, object]:
+    """The flags among `names` that the user wrote; the library has the defaults of the others."""
+    return {name: value for name, value in vars(namespace).items() if name in names}
+
+
 def _text(kind: Any, name: str, flagged: Collection[str]) -> str:
     """The docstring's text for a field, with flags in place of other fields' names."""
     attributes = inspect.cleandoc(kind.__doc__ or "").partition("Attributes:\n")[2]

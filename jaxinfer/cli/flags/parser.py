@@ -3,15 +3,29 @@
 import argparse
 import json
 import sys
+from collections.abc import Iterable
 from typing import Any, NoReturn
 
+from jaxinfer.cli.flags.fields import flag_of
+from jaxinfer.cli.flags.vllm_flags import refusal_of_vllm_flags
 from jaxinfer.cli.process import USAGE
 
 
 class CommandParser(argparse.ArgumentParser):
-    """An ArgumentParser named `jaxinfer NAME` that reports a mistake in one line."""
+    """An ArgumentParser named `jaxinfer NAME` that reports a mistake in one line.
 
-    def __init__(self, name: str, description: str, epilog: str = "") -> None:
+    Flags of vLLM that it does not have are refused with what to do instead.
+
+    Args:
+        vllm: the table of `assets/vllm_names.toml` whose texts win: "engine" or "serve".
+
+    Attributes:
+        needs: arguments that are refused without another, by their names: what is needed.
+    """
+
+    def __init__(
+        self, name: str, description: str, epilog: str = "", *, vllm: str = "engine"
+    ) -> None:
         super().__init__(
             prog=f"jaxinfer {name}",
             description=description,
@@ -19,16 +33,28 @@ class CommandParser(argparse.ArgumentParser):
             formatter_class=argparse.RawDescriptionHelpFormatter,
             allow_abbrev=False,
         )
+        self._vllm = vllm
+        self.needs: dict[str, str] = {}
+
+    def parse_args(  # pyright: ignore[reportIncompatibleMethodOverride]
+        self, args: Iterable[str] | None = None, namespace: Any = None
+    ) -> Any:
+        """As argparse does, and refuses flags that are vLLM's alone or lack another."""
+        argv = sys.argv[1:] if args is None else [*args]
+        known = {name for action in self._actions for name in action.option_strings}
+        if (refusal := refusal_of_vllm_flags(argv, known, self._vllm)) is not None:
+            self.error(refusal)
+        parsed = super().parse_args(argv, namespace)
+        for name, needed in self.needs.items():
+            if name in parsed and not getattr(parsed, needed, False):
+                flag, other = flag_of(name), flag_of(needed)
+                self.error(f"{flag} needs {other}; add that, or leave {flag} out")
+        return parsed
 
     def error(self, message: str) -> NoReturn:
         """Print the mistake in one line and exit with status 2."""
         print(f"{self.prog}: error: {message} (see {self.prog} --help)", file=sys.stderr)
         sys.exit(USAGE)
-
-
-def given(namespace: argparse.Namespace, names: frozenset[str]) -> dict[str, object]:
-    """The flags among `names` that the user wrote; the library has the defaults of the others."""
-    return {name: value for name, value in vars(namespace).items() if name in names}
 
 
 def json_object(text: str) -> dict[str, Any]:

@@ -4,7 +4,7 @@ import argparse
 import os
 from typing import Any
 
-from jaxinfer.cli.flags.parser import given
+from jaxinfer.cli.flags.fields import given
 
 PROCESS_FIELDS = frozenset({"coordinator_address", "num_processes", "process_id"})
 

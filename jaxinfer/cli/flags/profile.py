@@ -4,9 +4,9 @@ import argparse
 import dataclasses
 from typing import Any
 
-from jaxinfer.cli.flags.engine import add_engine_flags
-from jaxinfer.cli.flags.fields import add_field_flag
-from jaxinfer.cli.flags.parser import CommandParser, given, positive_integer
+from jaxinfer.cli.flags.engine import ADAPTER_NEEDS, add_engine_flags
+from jaxinfer.cli.flags.fields import add_field_flag, given
+from jaxinfer.cli.flags.parser import CommandParser, positive_integer
 from jaxinfer.planning.named_shapes import SERVED_SHAPES
 from jaxinfer.profiling.schedule import ProfileSchedule
 
@@ -32,6 +32,7 @@ def build_parser() -> CommandParser:
         "anew."
     )
     parser = CommandParser("profile", description, _EXAMPLES)
+    parser.needs |= ADAPTER_NEEDS
     _add_flags(parser)
     add_engine_flags(
         parser,

@@ -4,8 +4,7 @@ import argparse
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from jaxinfer.cli.flags.fields import add_field_flag
-from jaxinfer.cli.flags.parser import given
+from jaxinfer.cli.flags.fields import add_field_flag, given
 from jaxinfer.cli.texts import text_argument
 from jaxinfer.sampling_params import SamplingParams
 

@@ -11,8 +11,8 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from jaxinfer.cli.flags.fields import add_field_flag, flag_of
-from jaxinfer.cli.flags.parser import given, json_object, positive_integer
+from jaxinfer.cli.flags.fields import add_field_flag, flag_of, given
+from jaxinfer.cli.flags.parser import json_object, positive_integer
 from jaxinfer.cores import usable_cores
 from jaxinfer.server.openai.connections.addresses import is_loopback
 from jaxinfer.server.openai.connections.limits import ConnectionLimits

@@ -6,8 +6,8 @@ from typing import Any
 
 from jaxinfer.cli.client.server import Target, parse_target, served_model
 from jaxinfer.cli.flags.engine import engine_arguments
-from jaxinfer.cli.flags.fields import flag_of
-from jaxinfer.cli.flags.parser import CommandParser, given
+from jaxinfer.cli.flags.fields import flag_of, given
+from jaxinfer.cli.flags.parser import CommandParser
 from jaxinfer.cli.flags.process import process_arguments
 
 SERVER_FIELDS = frozenset({"served_model_name", "api_key"})
@@ -46,7 +46,8 @@ def check_url_flags(parser: CommandParser, namespace: argparse.Namespace) -> Non
         if of_a_server := given(namespace, SERVER_FIELDS):
             parser.error(f"{flag_of(next(iter(of_a_server)))} needs --url, the server's")
         return
-    of_an_engine = {**engine_arguments(namespace), **process_arguments(namespace)}
+    adapter = given(namespace, frozenset({"lora"}))
+    of_an_engine = {**engine_arguments(namespace), **process_arguments(namespace), **adapter}
     if "model" in of_an_engine:
         parser.error("--url takes no --model; --served-model-name names one of the server's")
     of_an_engine.pop("seed", None)

@@ -3,6 +3,8 @@
 import asyncio
 import signal
 import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, TextIO
 
 from jaxinfer.cli.engine import speaking_of_flags
@@ -13,6 +15,7 @@ from jaxinfer.cli.service.child import (
     freeze_heap,
     report_while_running,
 )
+from jaxinfer.config import EngineConfig
 
 _LOOK_EVERY_S = 0.2
 
@@ -31,13 +34,29 @@ def _run(settings: dict[str, Any], reports: TextIO) -> int:
     start_platform()
     with speaking_of_flags():
         limits = ServiceLimits(**settings["limits"])
+        _check_adapters(settings["adapters"], settings["engine"])
         handle = start_handle("jaxinfer serve", **settings["engine"])
     try:
-        for name, directory in settings["adapters"]:
-            handle.arguments.adapters.load(name, directory, None, replaces=False)
+        with speaking_of_flags():
+            for name, directory in settings["adapters"]:
+                handle.arguments.adapters.load(name, directory, None, replaces=False)
         return asyncio.run(_serve(handle, limits, settings["socket"], reports))
     finally:
         handle.close()
+
+
+def _check_adapters(adapters: Sequence[tuple[str, str]], engine: Mapping[str, Any]) -> None:
+    """Refuse directories that can't be loaded, before minutes go into an engine.
+
+    Their headers are read once more when they are loaded, and their matrices then alone.
+    """
+    from jaxinfer.model.adapters.peft_files import read_peft
+    from jaxinfer.model.adapters.shape import check_rank
+
+    most = engine.get("max_lora_rank", EngineConfig.max_lora_rank)
+    for name, directory in adapters:
+        for target, matrices in read_peft(Path(directory).expanduser()).items():
+            check_rank(name, target, matrices, most)
 
 
 async def _serve(handle: Any, limits: Any, path: str, reports: TextIO) -> int:

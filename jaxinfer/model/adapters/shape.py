@@ -59,11 +59,7 @@ class AdapterShape:
             raise ValueError(f"adapter {show(name)} changes no projection of any layer")
         for target, matrices in found.items():
             check_fits(name, target, matrices, self.config)
-            if (rank := matrices.shapes[0][0]) > self.ranks:
-                raise ValueError(
-                    f"adapter {show(name)}: {target} has rank {rank}, above "
-                    f"max_lora_rank={self.ranks}; raise that"
-                )
+            check_rank(name, target, matrices, self.ranks)
         on_device = all(isinstance(each.a, jax.Array) for each in found.values())
         build = stacked_on_device if on_device else stacked
         matrices, finite = build(found, self.layout)
@@ -121,6 +117,15 @@ def check_fits(name: str, target: Target, matrices: Matrices, config: ModelConfi
         raise ValueError(
             f"{subject} maps {a[1]} inputs to {b[0]} outputs, and this model's "
             f"{inputs} to {outputs}; it is another model's"
+        )
+
+
+def check_rank(name: str, target: Target, matrices: Matrices, most: int) -> None:
+    """Raise ValueError if an adapter's matrices of a projection have a rank above `most`."""
+    if (rank := matrices.shapes[0][0]) > most:
+        raise ValueError(
+            f"adapter {show(name)}: {target} has rank {rank}, above max_lora_rank={most}; raise "
+            "that"
         )
 
 

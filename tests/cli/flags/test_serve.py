@@ -248,6 +248,21 @@ def test_a_name_of_an_adapter_is_its_own(names, said):
         service_settings(parsed(*line.split()), "127.0.0.1")
 
 
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("--max-loras 4", "--max-loras needs --enable-lora; add that, or leave --max-loras out"),
+        ("--max-lora-rank 16 --no-enable-lora", "--max-lora-rank needs --enable-lora"),
+        ("--max-cpu-loras 9", "--max-cpu-loras needs --enable-lora"),
+        ("--enable-expert-parallel --enable-eplb", "--enable-eplb: no route of a server moves"),
+    ],
+)
+def test_flags_that_would_do_nothing_are_refused(line, said, capsys):
+    with pytest.raises(SystemExit):
+        serve.read_arguments(line.split())
+    assert said in capsys.readouterr().err
+
+
 def test_a_unix_socket_takes_the_place_of_the_port(plans, tmp_path):
     path = str(tmp_path / "http")
     assert serve.main(["--uds", path]) == 0

@@ -1,11 +1,13 @@
 """Every flag of `vllm serve` is taken, or one line says what to do instead."""
 
 import functools
+import importlib
 
 import pytest
 
 from jaxinfer import serve
 from jaxinfer.checks import instead_of_vllm
+from jaxinfer.cli.flags.parser import CommandParser
 from jaxinfer.cli.flags.vllm_flags import instead_of_vllm_flags
 from tests.vllm_names import SERVE_FLAGS
 
@@ -53,6 +55,35 @@ def test_a_flag_of_vllm_is_taken_or_says_what_to_do(flag, capsys):
 )
 def test_a_flag_is_known_however_it_is_written(word, said, capsys):
     assert said in refusal(capsys, word, "MODEL")
+
+
+@pytest.mark.parametrize(
+    ("command", "flag", "said"),
+    [
+        ("generate", "--enforce-eager", "write --no-compile-ahead to compile"),
+        ("generate", "--nnodes", "write --coordinator-address, --num-processes and --process-id"),
+        ("chat", "--chat-template", "put yours into the model's directory"),
+        ("embed", "--gdn-prefill-backend", "kernels are chosen by --attention-backend"),
+        ("evaluate", "--trust-remote-code", "a model's Python files are never run"),
+        ("evaluate", "--gdn-prefill-backend", "leave it out"),  # it has no --attention-backend
+        ("profile", "--kv-offloading-backend", "write --kv-offloading-size"),
+        ("plan", "--block-size-of-nothing", None),
+        ("plan", "--trust-remote-code", "a model's Python files are never run"),
+        ("generate", "-n", None),  # vLLM's short flags are those of its server
+    ],
+)
+def test_every_command_says_what_to_do(command, flag, said, capsys):
+    with pytest.raises(SystemExit) as leaving:
+        importlib.import_module(f"jaxinfer.{command}").main([flag, "x"])
+    assert leaving.value.code == 2
+    error = capsys.readouterr().err
+    assert (f"{flag} does not apply: {said}" in error) if said else "not apply" not in error
+
+
+def test_text_behind_two_hyphens_is_no_flag(capsys):
+    parser = CommandParser("some", "")
+    parser.add_argument("text")
+    assert parser.parse_args(["--", "--trust-remote-code"]).text == "--trust-remote-code"
 
 
 def test_what_is_said_names_no_python_argument():
