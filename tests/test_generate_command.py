@@ -134,7 +134,7 @@ def test_an_adapter_answers_all_prompts_by_an_engine_of_its_rank(engines, adapte
 
 def test_an_adapter_that_is_none_is_one_line_before_an_engine_starts(engines, capsys):
     assert main(["one", "--lora", "/no/such/adapter"]) == 1
-    assert "/no/such/adapter: no directory; an adapter's is one" in capsys.readouterr().err
+    assert "/no/such/adapter: no such directory; give the one" in capsys.readouterr().err
     assert not engines
 
 

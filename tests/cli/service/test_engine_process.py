@@ -17,7 +17,7 @@ def settings(monkeypatch):
 
 def test_a_directory_that_is_none_is_refused(settings):
     settings["adapters"] = [("sql", "/missing")]
-    with pytest.raises(ValueError, match=r"^/missing: no directory"):
+    with pytest.raises(ValueError, match=r"^/missing: no such directory"):
         engine_process._run(settings, io.StringIO())
 
 
