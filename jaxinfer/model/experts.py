@@ -51,10 +51,10 @@ class Experts:
         """
         form = config.quantization
         if form is not None and (form.codes, form.block, form.inputs) != _FORM:
+            of_files = ": take a checkpoint in bfloat16 or one in that form"
             raise ValueError(
                 "models with experts take plain weights, or fp8 in blocks of 128 by 128 with "
-                'dynamic inputs: give quantization="fp8" beside a checkpoint in bfloat16, or take '
-                "one in that form"
+                f"dynamic inputs{'' if form.stored == 'plain' else of_files}"
             )
         for layer in self.dense_layers:
             whole_number("dense_layers", layer, 0, config.num_hidden_layers - 1)

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 from jaxinfer.config import EngineConfig
 from jaxinfer.errors import ModelLoadError
-from jaxinfer.model.checkpoint.hub import BUNDLED_DRAFT_HEADS, BUNDLED_HEAD_NAME
 from jaxinfer.planning.model_files import cached_file
 from jaxinfer.planning.shapes import BYTES_OF, ModelShape
 from jaxinfer.speculative_config import SpeculativeConfig
@@ -95,12 +94,11 @@ def _read_head(drafts: SpeculativeConfig, shape: ModelShape) -> "DraftHead":
     """The head that the configuration names; nothing is downloaded."""
     from jaxinfer.model.draft_head.files import check_drafts, read_draft_head
     from jaxinfer.model.draft_head.readers import READERS
+    from jaxinfer.model.draft_head.shipped import shipped_head
 
     name, method = str(drafts.model), drafts.method
-    directory = (
-        BUNDLED_DRAFT_HEADS[method] if name == BUNDLED_HEAD_NAME else Path(name).expanduser()
-    )
     try:
+        directory = shipped_head(name, method, shape) or Path(name).expanduser()
         if not directory.is_dir():
             hint = "no such directory and not in the hub's local cache; give a directory or a hub "
             hint += "id that was downloaded"

@@ -3,7 +3,7 @@
 import dataclasses
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 _HOST_GIB = {"8b": 48.0, "0.6b": 40.0}
 """Room for twice 64 conversations of 2,048 tokens."""
 _WARM_UP = -1
+_MOST_BEGIN_MS = 0.5
+"""The longest that the engine's thread should take to begin copies."""
 
 
 def tier_report(
@@ -45,7 +47,8 @@ def tier_report(
 
     Returns:
         JSON-like values: "recomputed" and "fetched" have seconds to the first token of each
-        conversation, asked "one_by_one" and "at_once", with their medians and 99th percentiles;
+        conversation, asked "one_by_one" and "at_once", with their medians and 99th percentiles, and
+        "beginnings", the longest that the engine's thread took to begin copies;
         "ratio" is that of the medians; "w1" has output tokens a second "off" and "on".
     """
     block_size = engine_arguments.get("block_size", 16)
@@ -99,6 +102,11 @@ def tier_lines(report: dict[str, Any]) -> list[str]:
                 f"{case['p99_s'] * 1e3:.2f} ms, {cached} of the tokens cached"
             )
         lines.append(f"{way}: {ratio:.3f} of the time to recompute")
+    begun = report["fetched"]["beginnings"]
+    lines.append(
+        f"beginning copies, {begun['calls']:,} times: at most {begun['longest_ms']:.3f} ms of the "
+        f"engine's thread, {_MOST_BEGIN_MS} wanted"
+    )
     lines += [f"{name}: {value:,}" for name, value in report["metrics"].items()]
     for name, case in report.get("w1", {}).items():
         lines.append(f"W1, tiers {name}: {case['output_tokens_per_s']:,.0f} output tok/s")
@@ -118,13 +126,53 @@ def _asked(llm: "LLM", count: int, tokens: int, *, again: bool) -> dict[str, Any
         _generate(llm, prompts)
         _generate(llm, some()[:1])
         _generate(llm, prompts[:1])
-    before = llm.num_compilations
+    before, begun = llm.num_compilations, Beginnings(_beginners(llm) if again else ())
     ways: dict[str, Any] = {}
     for way in ("one_by_one", "at_once"):
         asked = first if again else some()
         ways[way] = _one_by_one(llm, asked) if way == "one_by_one" else _at_once(llm, asked)
         _generate(llm, some())
-    return ways | {"num_compilations": llm.num_compilations - before}
+    return ways | {
+        "num_compilations": llm.num_compilations - before,
+        "beginnings": begun.record(),
+    }
+
+
+class Beginnings:
+    """Times every call of some methods from now on, which return once copies have begun.
+
+    Args:
+        methods: objects and names of their methods, which are wrapped in place.
+    """
+
+    def __init__(self, methods: Sequence[tuple[Any, str]]) -> None:
+        self._seconds: list[float] = []
+        for owner, name in methods:
+            setattr(owner, name, self._timed(getattr(owner, name)))
+
+    def record(self) -> dict[str, Any]:
+        """How many calls there were, and the longest in ms; 0 without any."""
+        return {
+            "calls": len(self._seconds),
+            "longest_ms": max(self._seconds, default=0.0) * 1e3,
+        }
+
+    def _timed(self, method: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arguments: Any) -> Any:
+            start = time.perf_counter()
+            try:
+                return method(*arguments)
+            finally:
+                self._seconds.append(time.perf_counter() - start)
+
+        return call
+
+
+def _beginners(llm: "LLM") -> list[tuple[Any, str]]:
+    """What an engine with tiers calls between steps: blocks out, blocks back, and fetches."""
+    runner = llm._loaded.replicas[0].runner
+    rows = runner.launcher._rows
+    return [(rows, "copy_out"), (rows, "copy_back"), (runner.transfers, "fetch")]
 
 
 def _one_by_one(llm: "LLM", prompts: Sequence[list[int]]) -> dict[str, Any]:

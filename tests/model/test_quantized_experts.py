@@ -133,7 +133,7 @@ def test_a_load_holds_no_leaf_of_experts_twice(params, tmp_path, monkeypatch):
 
 
 _NOT = {
-    "no scale": ({f"{UP}.weight_scale_inv": None}, rf"missing, the first is '{UP}.weight_scale"),
+    "no scale": ({f"{UP}.weight_scale_inv": None}, rf"lacks '{UP}.weight_scale_inv', which"),
     "misshapen scale": (
         {f"{UP}.weight_scale_inv": np.ones((1, 2), jnp.bfloat16)},
         rf"{UP}.weight_scale_inv has shape \(1, 2\), config.json implies \(2, 1\)",

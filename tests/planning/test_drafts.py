@@ -95,8 +95,10 @@ def test_a_step_with_drafts_has_no_more_rows_than_are_planned(most, count):
 def test_a_head_that_is_not_there_or_for_another_model_is_named(tmp_path):
     with pytest.raises(ModelLoadError, match=r"speculative_config: model: no/head: no such dir"):
         plan("Qwen3-8B", speculative_config={"method": "eagle3", "model": "no/head"})
-    with pytest.raises(ModelLoadError, match=r"for another model: hidden_size is 256"):
-        plan("Qwen3-8B", speculative_config=HEAD)
+    for model in ("Qwen3-8B", "bundled-experts"):
+        with pytest.raises(ModelLoadError, match=r"model: 'bundled' is the head of the bundled"):
+            plan(model, speculative_config=HEAD)
+    plan(BUNDLED_MODEL, quantization="int8", speculative_config=HEAD)  # the same model
     shutil.copy(BUNDLED_DRAFT_HEADS["eagle3"] / "config.json", tmp_path)
     with pytest.raises(ModelLoadError, match="safetensors"):
         plan(BUNDLED_MODEL, speculative_config={"method": "eagle3", "model": str(tmp_path)})

@@ -36,7 +36,7 @@ REQUESTS = [(prompt, PARAMS[i % 3]) for i, prompt in enumerate(PROMPTS)]
 REQUESTS += [([*PROMPTS[-1][:48], 7], PARAMS[0])]  # begins with the blocks of another
 DEGREES = [
     {"context_parallel_size": 2},
-    pytest.param({"context_parallel_size": 4}, marks=pytest.mark.exhaustive),
+    pytest.param({"context_parallel_size": 4}, marks=pytest.mark.slow),
     pytest.param({"context_parallel_size": 8}, marks=pytest.mark.slow("each")),
     {"context_parallel_size": 2, "tensor_parallel_size": 2},
 ]

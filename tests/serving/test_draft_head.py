@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxinfer import SamplingParams
+from jaxinfer import LLM, SamplingParams
 from jaxinfer.config import EngineConfig
 from jaxinfer.errors import ModelLoadError
 from jaxinfer.model.draft_head.dflash import forward as dflash
@@ -29,7 +29,14 @@ from tests.model.draft_head.eagle3.torch_eagle3_head import TorchHead
 from tests.model.draft_head.random_head import dflash_config, head_config, random_head
 from tests.serving.always_draft import always_draft
 from tests.serving.small_llm import CONFIG, held_blocks, small_llm, small_params
-from tests.serving.test_speculative import PROMPTS, SAMPLING, answers, launched_keys, params_of
+from tests.serving.test_speculative import (
+    PROMPTS,
+    SAMPLING,
+    answers,
+    assert_random_answers_are_equal,
+    launched_keys,
+    params_of,
+)
 
 CONFIGS = {
     "eagle3": head_config(CONFIG, draft_vocab_size=100, norm_before_fc=True),
@@ -40,8 +47,8 @@ exhaustive = pytest.mark.exhaustive
 
 
 @pytest.fixture(scope="module")
-def plain():
-    with small_llm() as llm:
+def plain(tokenizer):
+    with small_llm(tokenizer=tokenizer) as llm:
         yield llm
 
 
@@ -63,8 +70,8 @@ def settings(method, directory):
 
 
 @pytest.fixture(scope="module")
-def drafting(method, directory):
-    with small_llm(**settings(method, directory)) as llm:
+def drafting(method, directory, tokenizer):
+    with small_llm(tokenizer=tokenizer, **settings(method, directory)) as llm:
         yield llm
 
 
@@ -78,6 +85,40 @@ def test_a_head_changes_no_answer(plain, drafting, name, monkeypatch):
         assert [each[:3] for each in found] == [each[:3] for each in expected]
         for (*_, total), (*_, wanted) in zip(found, expected, strict=True):
             assert total == pytest.approx(wanted, abs=1e-4)
+
+
+@pytest.mark.slow("each")
+def test_random_prompts_are_answered_as_without(plain, drafting, monkeypatch):
+    always_draft(monkeypatch)
+    assert_random_answers_are_equal(drafting, plain, 50)
+
+
+@pytest.mark.exhaustive
+def test_two_hundred_random_prompts_are_answered_as_without(plain, drafting, monkeypatch):
+    always_draft(monkeypatch)
+    assert_random_answers_are_equal(drafting, plain, 200)
+
+
+@pytest.mark.exhaustive
+def test_random_prompts_are_answered_as_without_while_sequences_are_preempted(
+    plain, drafting, monkeypatch
+):
+    always_draft(monkeypatch)
+    scheduler = drafting._loaded.replicas[0].scheduler
+    before = scheduler.num_preemptions
+    assert_random_answers_are_equal(drafting, plain, 50, num_blocks=5)
+    assert scheduler.num_preemptions > before
+
+
+@pytest.mark.exhaustive
+def test_random_prompts_on_two_devices_are_answered_as_without(
+    plain, method, directory, tokenizer, monkeypatch
+):
+    always_draft(monkeypatch)
+    with small_llm(
+        **settings(method, directory), tokenizer=tokenizer, tensor_parallel_size=2
+    ) as llm:
+        assert_random_answers_are_equal(llm, plain, 50)
 
 
 LONG = [[*range(1, 30)], [*range(1, 30), 7, 8], [3] * 40, [5, 4] * 12]
@@ -340,9 +381,15 @@ def test_what_is_no_head_of_the_model_is_refused_at_the_start(method, directory,
 
     assert "config.json: no such file" in refused(tmp_path)
     assert "no such directory" in refused(tmp_path / "nothing")
-    assert "a head for another model: hidden_size is 256" in refused("bundled")
+    assert "'bundled' is the head of the bundled model alone, and" in refused("bundled")
     with pytest.raises(ValueError, match="runner='pooling' gives none"):
         small_llm(runner="pooling", **settings(method, directory))
+
+
+def test_the_shipped_head_is_refused_for_a_model_of_equal_sizes(method):
+    config = {"method": method, "model": "bundled"}
+    with pytest.raises(ModelLoadError, match=r"model: 'bundled' is the head .* for it, or leave"):
+        LLM("bundled-experts", speculative_config=config, show_progress=False)
 
 
 @pytest.mark.parametrize("method", ["dflash"], indirect=True)

@@ -99,7 +99,8 @@ def experts_of(llm):
     [
         "EP2xTP2",  # EP4xTP2 is below
         "EP8",
-        *(pytest.param(name, marks=pytest.mark.exhaustive) for name in ("EP2", "EP4")),
+        pytest.param("EP4", marks=pytest.mark.slow("each")),
+        pytest.param("EP2", marks=pytest.mark.exhaustive),
     ],
 )
 def test_tokens_are_those_of_one_device(alone, name):

@@ -7,7 +7,7 @@ import pytest
 from jaxinfer import LLM, SamplingParams
 from jaxinfer.serving.programs.kinds.speculative_decode import SpeculativeDecodeKey
 from tests.serving.always_draft import begin_with_drafts
-from tests.serving.small_llm import CONFIG, small_llm
+from tests.serving.small_llm import CONFIG, held_blocks, small_llm
 
 METHODS = {
     "ngram": {"method": "ngram", "prompt_lookup_min": 1, "prompt_lookup_max": 4},
@@ -47,17 +47,17 @@ def answers(llm, sampling):
 
 
 @pytest.fixture(scope="module")
-def plain():
-    with small_llm() as llm:
+def plain(tokenizer):
+    with small_llm(tokenizer=tokenizer) as llm:
         yield llm
 
 
 @pytest.fixture(scope="module", params=METHODS)
-def drafting(request):
-    steps = NUM_STEPS[request.param]
+def drafting(request, tokenizer):
+    config, steps = METHODS[request.param], NUM_STEPS[request.param]
     with (
         pytest.MonkeyPatch.context() as patch,
-        small_llm(speculative_config=METHODS[request.param], num_decode_steps=steps) as llm,
+        small_llm(tokenizer=tokenizer, speculative_config=config, num_decode_steps=steps) as llm,
     ):
         begin_with_drafts(patch)
         yield llm
@@ -228,28 +228,68 @@ def test_no_request_waits_for_a_program(plain):
         assert runner.seconds_waited_for_programs == 0
 
 
-@pytest.mark.slow
-def test_two_hundred_random_prompts_are_answered_as_without(plain, drafting):
-    """Each sampled its own way, with shared beginnings, samples, stops and penalties among them.
+def random_requests(count):
+    """Prompts, each sampled its own way: shared beginnings, samples, stops and penalties.
 
-    In double precision, the closest of these 2,890 choices is decided by 1.6e-6. Seed 0 has one by
-    1.7e-7, and a batch of other rows rounds as much otherwise.
+    In double precision, the closest of these 2,890 choices of 200 is decided by 1.6e-6. Seed 0 has
+    one by 1.7e-7, and a batch of other rows rounds as much otherwise. Stop strings only cut.
     """
-    rng = random.Random(6)
+    rng, stops = random.Random(6), random.Random(7)
     prompts, sampling = [], []
-    for _ in range(200):
+    for _ in range(count):
         base = [rng.randrange(1, 30) for _ in range(rng.randint(1, 8))]
         prompts.append((base * 4)[: rng.randint(1, 20)] if rng.random() < 0.7 else base)
         more = {"max_tokens": rng.choice([1, 5, 17, 30]), "seed": rng.randrange(100)}
+        if stops.random() < 0.3:
+            more["stop"] = stops.sample("abcdefghijklmnopqrstuvwxyz0123456789", 4)
         sampling.append(params_of(rng.choice(list(SAMPLING)), **more))
-    found = []
-    for llm in (plain, drafting):
-        outputs = []
-        for start in range(0, 200, 50):
-            outputs += llm.generate(
-                prompts[start : start + 50], sampling[start : start + 50], use_tqdm=False
-            )
-        found.append(
-            [(each.token_ids, each.finish_reason) for out in outputs for each in out.outputs]
-        )
+    return prompts, sampling
+
+
+def random_outputs(llm, count, num_blocks=64):
+    """The outputs of random requests, 50 at a time, with so many free blocks."""
+    prompts, sampling = random_requests(count)
+    outputs = []
+    with held_blocks(llm, num_blocks):
+        for start in range(0, count, 50):
+            part = slice(start, start + 50)
+            outputs += llm.generate(prompts[part], sampling[part], use_tqdm=False)
+    return outputs
+
+
+def assert_random_answers_are_equal(llm, plain, count, num_blocks=64):
+    """Also where sequences are preempted for lack of blocks, and where a string stops them."""
+    found = [
+        [
+            (each.token_ids, each.text, each.finish_reason, each.stop_reason)
+            for output in outputs
+            for each in output.outputs
+        ]
+        for outputs in (random_outputs(plain, count), random_outputs(llm, count, num_blocks))
+    ]
     assert found[0] == found[1]
+    assert sum(isinstance(reason, str) for *_, reason in found[0]) > count / 20
+
+
+@pytest.mark.slow
+def test_two_hundred_random_prompts_are_answered_as_without(plain, drafting):
+    assert_random_answers_are_equal(drafting, plain, 200)
+
+
+@pytest.mark.slow
+def test_random_prompts_are_answered_as_without_while_sequences_are_preempted(plain, drafting):
+    scheduler = drafting._loaded.replicas[0].scheduler
+    before = scheduler.num_preemptions
+    assert_random_answers_are_equal(drafting, plain, 50, num_blocks=5)
+    assert scheduler.num_preemptions > before
+
+
+@pytest.mark.slow("each")
+@pytest.mark.parametrize("method", ["ngram", pytest.param("suffix", marks=pytest.mark.exhaustive)])
+def test_random_prompts_on_two_devices_are_answered_as_without(
+    plain, tokenizer, method, monkeypatch
+):
+    begin_with_drafts(monkeypatch)
+    options = {"speculative_config": METHODS[method], "tensor_parallel_size": 2}
+    with small_llm(tokenizer=tokenizer, num_decode_steps=1, **options) as llm:
+        assert_random_answers_are_equal(llm, plain, 50)

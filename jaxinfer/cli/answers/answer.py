@@ -82,4 +82,17 @@ class Answer:
             "first_token_s": first_token_s,
             "total_s": total_s,
         }
+        drafts, accepted = self.drafts
+        if drafts:
+            record["statistics"] |= {
+                "draft_tokens": drafts,
+                "accepted_draft_tokens": accepted,
+                "draft_acceptance_rate": accepted / drafts,
+            }
         return record
+
+    @property
+    def drafts(self) -> tuple[int, int]:
+        """Drafts that were verified, and of these the accepted ones; 0 each from a server."""
+        metrics = self.metrics
+        return (metrics.num_draft_tokens, metrics.num_accepted_tokens) if metrics else (0, 0)

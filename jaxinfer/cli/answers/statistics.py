@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from jaxinfer.cli.answers.answer import Answer, RunTimes
+from jaxinfer.profiling.figures import share_text
 
 if TYPE_CHECKING:
     from jaxinfer import LLM
@@ -64,6 +65,7 @@ def answer_line(answer: Answer, times: RunTimes) -> str:
         f"prompt {count(answer.prompt_tokens, 'token')}{cached}"
         f"{_rate(answer.prompt_tokens, prompt_s)}",
         f"generation {count(generated, 'token')}{_rate(*steady)}",
+        *_drafts([answer]),
         *_compiled(times),
         f"first token {times.first_token_s:.3f} s",
         *([f"ended by {answer.finish_reason}"] if answer.finish_reason else []),
@@ -87,6 +89,7 @@ def batch_line(answers: Sequence[Answer], times: RunTimes) -> str:
         f"({sum(answer.cached_tokens for answer in answers)} cached)",
         f"generation {count(generated, 'token')} in {total_s:.2f} s"
         f"{_rate(generated, 0.0 if times.compile_s else total_s)}",
+        *_drafts(answers),
         *_compiled(times),
         f"first token {min(firsts, default=start) - start:.3f} s",
         *([f"{num_cut} of {len(answers)} cut at their maximum length"] if num_cut else []),
@@ -103,6 +106,15 @@ def count(number: int, noun: str) -> str:
 def _rate(tokens: int, seconds: float) -> str:
     """A rate as the end of a part of the line; empty if it is unknown."""
     return f", {tokens / seconds:.1f} tok/s" if tokens > 0 and seconds > 0 else ""
+
+
+def _drafts(answers: Sequence[Answer]) -> list[str]:
+    """Drafts that were verified for answers, if any were, and how many of them were accepted."""
+    drafts = sum(answer.drafts[0] for answer in answers)
+    accepted = sum(answer.drafts[1] for answer in answers)
+    if not drafts:
+        return []
+    return [f"{accepted} of {count(drafts, 'draft')} accepted ({share_text(accepted / drafts)})"]
 
 
 def _compiled(times: RunTimes) -> list[str]:

@@ -7,7 +7,7 @@ NumPy.
 
 import itertools
 import operator
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -112,6 +112,13 @@ def stacked_from(plan: SourcePlan, module: str) -> SourcePlan:
     return {path: stack(each) if part in path else each for path, each in plan.items()}
 
 
+def missing_text(names: Sequence[str]) -> str:
+    """What a message says of tensors that files lack: one of them by name."""
+    if len(names) == 1:
+        return f"tensor {names[0]!r:.120} is missing"
+    return f"{len(names)} tensors are missing, the first is {names[0]!r:.120}"
+
+
 def check_plan(plan: SourcePlan, entries: Mapping[str, Any], directory: Path) -> None:
     """Compare a plan with the files' headers.
 
@@ -122,7 +129,7 @@ def check_plan(plan: SourcePlan, entries: Mapping[str, Any], directory: Path) ->
     missing = [name for name in wanted if name not in entries]
     if missing:
         raise ModelLoadError(
-            f"{directory}: {len(missing)} tensors are missing, the first is {missing[0]!r}"
+            f"{directory}: {missing_text(missing)}"
             + (_NO_HEAD if all(name.startswith(_HEAD) for name in missing) else "")
         )
     for name, entry in entries.items():

@@ -30,6 +30,7 @@ from jaxinfer.model.checkpoint.weight_files import INDEX_FILE, SINGLE_FILE, tens
 from jaxinfer.model.config import ModelConfig
 from jaxinfer.model.families.table import family_of
 from jaxinfer.model.quantized.files import quantized_plan
+from jaxinfer.model.quantized.mismatches import check_mismatches
 from jaxinfer.model.quantized.params import quantize_weight
 from jaxinfer.model.quantized.quantization import INPUT_SCALE, NODE, SCALE, Quantization, plain_path
 from jaxinfer.model.quantized.saved import (
@@ -108,8 +109,10 @@ def load_params(
     }
     leaves = dict(flatten(plain))
     plan = family.source_plan(config, {path: leaf.shape for path, leaf in leaves.items()}, entries)
-    if form is not None and quantize is None:
-        plan, leaves = quantized_plan(plan, form, entries), described
+    stored, of_plain = (None if quantize else form), plan
+    if stored is not None:
+        plan, leaves = quantized_plan(plan, stored, entries), described
+    check_mismatches(of_plain, plan, stored, entries)
     check_plan(plan, entries, directory)
     plan |= {path: plan[path].followed_by(change) for path, change in changes.items()}
     return unflatten(read_leaves(plan, leaves, entries, progress, quantize))

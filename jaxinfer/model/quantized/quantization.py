@@ -234,14 +234,28 @@ def with_scheme[Config: Any](config: Config, name: str) -> Config:
 
     Raises:
         ValueError: there is no scheme of this name, the weights are quantized already, or they
-            don't fit it.
+            don't fit it; names the schemes that they fit.
     """
     if config.quantization is not None:
         raise ValueError(
             f"quantization={name!r} quantizes plain weights, and the model's are "
             f"{config.quantization.codes} already; leave it out"
         )
-    return replace(config, quantization=Quantization.scheme(name))
+    form = Quantization.scheme(name)
+    try:
+        return replace(config, quantization=form)
+    except ValueError as error:
+        fit = [other for other in SCHEMES if _fits(config, other)]
+        fix = f"schemes that fit: {', '.join(fit)}" if fit else "no scheme fits; leave it out"
+        raise ValueError(f"quantization={name!r}: {error}; {fix}") from None
+
+
+def _fits(config: Any, name: QuantizationScheme) -> bool:
+    try:
+        replace(config, quantization=SCHEMES[name])
+    except ValueError:
+        return False
+    return True
 
 
 def plain_path(path: str) -> str:

@@ -8,6 +8,7 @@ import pytest
 from jaxinfer.cli.answers.answer import Answer, RunTimes
 from jaxinfer.cli.answers.local_model import LocalModel
 from jaxinfer.cli.answers.statistics import Stopwatch, answer_line, batch_line, count
+from jaxinfer.cli.prompts import PromptLine
 from jaxinfer.outputs import RequestMetrics
 from tests.cli.fake_llm import FakeLLM
 
@@ -63,6 +64,29 @@ def test_a_rate_that_is_not_known_is_left_out(tokens):
     answer = dataclasses.replace(ANSWER, prompt_tokens=0, generation_tokens=tokens)
     assert "tok/s" not in answer_line(answer, RunTimes(first_token_s=9.0, total_s=16.0))
     assert "tok/s" not in answer_line(answer, dataclasses.replace(TIMES, steady=(0, 0.0)))
+
+
+def _drafted(drafts, accepted):
+    metrics = RequestMetrics(0.0, num_draft_tokens=drafts, num_accepted_tokens=accepted)
+    return dataclasses.replace(ANSWER, metrics=metrics)
+
+
+def test_drafts_are_counted_where_there_were_some():
+    assert "| 9 of 12 drafts accepted (75%) |" in answer_line(_drafted(12, 9), TIMES)
+    assert "| 9 of 14 drafts accepted (64%)" in batch_line([_drafted(12, 9), _drafted(2, 0)], TIMES)
+    for answer in (ANSWER, _drafted(0, 0)):
+        assert "draft" not in answer_line(answer, TIMES)
+        assert "draft" not in batch_line([answer], TIMES)
+
+
+def test_a_record_has_drafts_where_there_were_some():
+    line = PromptLine("test", "text")
+    statistics = _drafted(12, 9).record(line)["statistics"]
+    assert statistics["draft_tokens"] == 12
+    assert statistics["accepted_draft_tokens"] == 9
+    assert statistics["draft_acceptance_rate"] == 0.75
+    for answer in (ANSWER, _drafted(0, 0)):
+        assert not any("draft" in name for name in answer.record(line)["statistics"])
 
 
 @pytest.mark.parametrize(("number", "text"), [(0, "0 tokens"), (1, "1 token"), (2, "2 tokens")])

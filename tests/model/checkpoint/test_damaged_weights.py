@@ -202,7 +202,7 @@ def test_an_absurd_config_is_refused_before_memory_is_taken(single, monkeypatch)
 
 def test_a_missing_and_a_foreign_tensor_are_named(single, params):
     write_tensors(single, params, **{"model.norm.weight": None})
-    assert "1 tensors are missing, the first is 'model.norm.weight'" in refusal(single)
+    assert "tensor 'model.norm.weight' is missing" in refusal(single)
     bias = {"model.layers.0.self_attn.q_proj.bias": np.ones(64, np.float32)}
     write_tensors(single, params, **bias)
     message = refusal(single)

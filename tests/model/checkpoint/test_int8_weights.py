@@ -87,7 +87,7 @@ def test_each_device_gets_its_slice_of_integers_and_scales(tmp_path):
 @pytest.mark.parametrize(
     ("change", "named"),
     [
-        ({f"{_UP}_scale": None}, r"1 tensors are missing, .*up_proj\.weight_scale'"),
+        ({f"{_UP}_scale": None}, r"lacks '.*up_proj\.weight_scale', which"),
         ({f"{_UP}_zero_point": np.zeros((48, 1), np.int8)}, r"weight_zero_point' is not in"),
         ({f"{_UP}_scale": np.ones(48, np.float32)}, r"weight_scale has shape \(48,\), .*\(48, 1\)"),
         ({f"{_UP}_scale": np.ones((48, 2), np.float32)}, r"weight_scale has shape \(48, 2\)"),

@@ -104,7 +104,7 @@ def test_fused_integers_are_cut_with_their_scales(tensors, tmp_path):
 @pytest.mark.parametrize(
     ("name", "value", "cause"),
     [
-        ("mlp.down.1", None, r"1 tensors are missing, the first is '.*mlp\.down\.1'"),
+        ("mlp.down.1", None, r"tensor '.*mlp\.down\.1' is missing"),
         ("self_attn.q_proj.weight", np.ones((2, 2)), r"q_proj\.weight' is not in config\.json's"),
         ("mlp.down.0", np.ones((2, 2)), r"mlp\.down\.0 has shape \(2, 2\), config\.json implies"),
         ("self_attn.qkv_proj.weight", "int8", "has dtype int8, config.json implies float32 or"),

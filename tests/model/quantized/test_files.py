@@ -1,5 +1,7 @@
 """Every format of quantized weights: from files written by its definition to the tree and back."""
 
+import json
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -13,6 +15,7 @@ from jaxinfer.model.config import ModelConfig
 from jaxinfer.model.forward import forward
 from jaxinfer.model.modules import abstract_params
 from jaxinfer.model.quantized.params import dequantize_weight
+from jaxinfer.model.quantized.quantization import with_scheme
 from jaxinfer.model.sharding import make_mesh
 from tests.model import tiny
 from tests.model.quantized.stored import CONFIG, FORMATS, checkpoint, write
@@ -112,7 +115,16 @@ def test_scales_may_be_negative(tmp_path):
 
 
 _NOT = {
-    "no scale": ("fp8_block", {f"{_UP}.weight_scale": None}, r"1 tensors are missing, .*up_proj"),
+    "no scale": (
+        "fp8_block",
+        {f"{_UP}.weight_scale": None},
+        rf"lacks '{_UP}.weight_scale', which belongs to '{_UP}.weight'; copy the checkpoint again,",
+    ),
+    "no words": (
+        "pack",
+        {f"{_UP}.weight_packed": None},
+        rf"lacks '{_UP}.weight_packed', which belongs to '{_UP}.weight_",
+    ),
     "two scales": (
         "hf_fp8",
         {f"{_UP}.weight_scale": np.ones((8, 4), np.float32)},
@@ -124,7 +136,7 @@ _NOT = {
         r"weight_scale_inv has shape \(8, 8\), config.json implies \(8, 4\)",
     ),
     "plain": ("hf_fp8", {f"{_UP}.weight": np.ones((128, 64), np.float32)}, "implies float8_e4m3fn"),
-    "no zeros": ("awq", {f"{_UP}.qzeros": None}, r"missing, .*up_proj\.qzeros"),
+    "no zeros": ("awq", {f"{_UP}.qzeros": None}, rf"lacks '{_UP}.qzeros', which"),
     "misshapen zeros": (
         "gptq_zeros",
         {f"{_UP}.qzeros": np.ones((4, 8), np.int32)},
@@ -133,6 +145,102 @@ _NOT = {
     "a router": ("hf_fp8", {"model.layers.0.mlp.gate.weight": np.ones(2, np.int8)}, "is not in"),
     "a head": ("pack", {"lm_head.weight": np.ones((64, 64), np.int8)}, "lm_head.weight has dtype"),
 }
+
+
+_MIXED = {
+    "fp8_dynamic": ("weight_scale", "fp8; put '{}' into its ignore"),
+    "hf_fp8": ("weight_scale_inv", "fp8; put '{}' into its modules_to_not_convert"),
+    "pack": ("weight_packed", "int4; put '{}' into its ignore"),
+    "awq": ("qweight", "int4; put '{}' into its modules_to_not_convert"),
+}
+
+
+@pytest.mark.parametrize("name", _MIXED)
+def test_a_plain_weight_among_codes_is_named_and_loads_with_the_fix(name, tmp_path, monkeypatch):
+    part, fix = _MIXED[name]
+    (tensors, plain), plain_weight = checkpoint(name), np.ones((128, 64), np.float32)
+    kept = {key: each for key, each in tensors.items() if not key.startswith(f"{_UP}.")}
+    assert f"{_UP}.{part}" in tensors
+    directory = write(tmp_path, name, kept | {f"{_UP}.weight": plain_weight})
+    named = f"model.safetensors: '{_UP}.weight' is plain, .* says {fix.format(_UP)}$"
+    with monkeypatch.context() as patch:
+        patch.setattr(weights, "_to_devices", pytest.fail)
+        with pytest.raises(ModelLoadError, match=named):
+            load(directory)
+    key = fix.rpartition(" ")[2]
+    ignored = [*FORMATS[name].config.get(key, []), _UP]
+    loaded, _ = load(
+        write(tmp_path, name, kept | {f"{_UP}.weight": plain_weight}, **{key: ignored})
+    )
+    _assert_stands_for(loaded, plain | {_UP: plain_weight})
+
+
+def _with_config(directory, **changes):
+    file = directory / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | changes))
+    return directory
+
+
+@pytest.mark.parametrize("name", ["fp8_dynamic", "hf_fp8", "pack", "awq", "gptq"])
+@pytest.mark.parametrize("scheme", [None, "int8"])
+def test_codes_without_a_quantization_config_are_named(name, scheme, tmp_path, monkeypatch):
+    directory = _with_config(write(tmp_path, name, checkpoint(name)[0]), quantization_config=None)
+    config = ModelConfig.from_directory(directory)
+    config = config if scheme is None else with_scheme(config, scheme)
+    monkeypatch.setattr(weights, "_to_devices", pytest.fail)
+    named = (
+        r"model\.safetensors: tensor 'model\..*' is of quantized weights, and config\.json has no "
+    )
+    with pytest.raises(ModelLoadError, match=named + "quantization_config; take config.json from"):
+        load_params(directory, config, "float32")
+
+
+@pytest.mark.parametrize("part", ["self_attn.k_scale", "self_attn.k_proj.v_scale"])
+@pytest.mark.parametrize("name", ["fp8_dynamic", "hf_fp8_static"])
+def test_scales_of_a_kv_cache_are_refused_with_what_to_use(name, part, tmp_path, monkeypatch):
+    scale = {f"model.layers.0.{part}": np.ones(1, np.float32)}
+    monkeypatch.setattr(weights, "_to_devices", pytest.fail)
+    named = rf"'model\.layers\.0\.{part}' is not read: KV scales of checkpoints are not read .*int8"
+    with pytest.raises(ModelLoadError, match=named):
+        load(write(tmp_path, name, checkpoint(name)[0] | scale))
+
+
+_HEAD_SCALE = {"lm_head.weight_scale": np.ones((64, 1), np.float32)}
+_HEADS = {
+    "tied": ("int8", True, {}, "set tie_word_embeddings to false and take lm_head out of"),
+    "tied, taken": ("int8", True, {"ignore": []}, "set tie_word_embeddings to false$"),
+    "ignored": ("int8", False, {}, "in config.json, take lm_head out of quantization_config's ig"),
+    "with inputs": ("fp8_dynamic", False, {}, "save the checkpoint with lm_head left out"),
+    "of fp8": ("hf_fp8", True, {}, "save the checkpoint with lm_head left out"),
+}
+
+
+@pytest.mark.parametrize(("name", "is_tied", "changes", "fix"), _HEADS.values(), ids=_HEADS)
+def test_the_scale_of_a_head_that_is_plain_is_refused(
+    name, is_tied, changes, fix, tmp_path, monkeypatch
+):
+    directory = write(tmp_path, name, checkpoint(name)[0] | _HEAD_SCALE, **changes)
+    monkeypatch.setattr(weights, "_to_devices", pytest.fail)
+    named = f"model.safetensors: tensor 'lm_head.weight_scale' is of a quantized head; .*{fix}"
+    with pytest.raises(ModelLoadError, match=named):
+        load(_with_config(directory, tie_word_embeddings=is_tied))
+
+
+def test_the_fix_for_a_head_of_codes_loads_it(tmp_path):
+    tensors, plain = checkpoint("int8")
+    codes, scale = np.ones((64, 64), np.int8), _HEAD_SCALE["lm_head.weight_scale"]
+    tensors |= {"lm_head.weight": codes} | _HEAD_SCALE
+    loaded, _ = load(write(tmp_path, "int8", tensors, ignore=[]))
+    _assert_stands_for(loaded, plain | {"lm_head": codes * scale})
+
+
+def test_codes_of_a_projection_that_is_ignored_are_named(tmp_path):
+    directory = write(
+        tmp_path, "fp8_dynamic", checkpoint("fp8_dynamic")[0], ignore=["lm_head", _UP]
+    )
+    named = f"'{_UP}.weight_scale' is of quantized weights, and quantization_config's ignore says"
+    with pytest.raises(ModelLoadError, match=named):
+        load(directory)
 
 
 @pytest.mark.parametrize(("name", "change", "named"), _NOT.values(), ids=_NOT)

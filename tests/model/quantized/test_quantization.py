@@ -13,13 +13,14 @@ from jax.sharding import PartitionSpec
 
 from jaxinfer.errors import ModelLoadError
 from jaxinfer.model.architecture import init_params
+from jaxinfer.model.checkpoint.hub import BUNDLED_MODELS
 from jaxinfer.model.checkpoint.parameter_names import flatten
 from jaxinfer.model.config import ModelConfig
 from jaxinfer.model.forward import forward
 from jaxinfer.model.modules import abstract_params
 from jaxinfer.model.projections import PROJECTIONS
 from jaxinfer.model.quantized.params import quantize_params, quantize_weight
-from jaxinfer.model.quantized.quantization import Quantization
+from jaxinfer.model.quantized.quantization import SCHEMES, Quantization, with_scheme
 from jaxinfer.model.sharding import make_mesh
 from tests.model import tiny
 from tests.model.quantized.stored import CONFIG, FORMATS
@@ -225,7 +226,11 @@ _DYNAMIC = {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "token"
         ("config_groups", {}, "config_groups has 0 groups"),
         ("config_groups", {"a": {}, "b": {}}, "config_groups has 2 groups"),
         ("config_groups", [], "config_groups must be an object"),
-        ("kv_cache_scheme", {"num_bits": 8}, "kv_cache_scheme is"),
+        (
+            "kv_cache_scheme",
+            {"num_bits": 8},
+            "kv_cache_scheme is {'num_bits': 8}; KV scales of checkpoints are not read",
+        ),
         ("sparsity_config", {"format": "sparse-24-bitmask"}, "sparsity_config is"),
         ("transform_config", {"a": 1}, "transform_config is"),
         ("ignore", "lm_head", "ignore must be a list"),
@@ -315,6 +320,20 @@ def test_an_outputs_largest_magnitude_is_127_and_halves_are_even():
     assert node["weight"][5, :6].tolist() == [127, 0, 2, -2, 0, 126]
     assert node["scale"][3] == 1
     assert np.isnan(quantize_weight(jnp.full((2, 2), jnp.nan), ALL)["scale"]).all()
+
+
+@pytest.mark.parametrize("name", SCHEMES)
+def test_a_scheme_that_does_not_fit_names_a_way_out_that_works(name):
+    """The narrow experts fit none, and these sizes fit no blocks of 128."""
+    experts = ModelConfig.from_directory(BUNDLED_MODELS["bundled-experts"])
+    with pytest.raises(ValueError, match=rf"^quantization='{name}': .*; no scheme fits; leave it"):
+        with_scheme(experts, name)
+    fit = ["int8", "FP8_DYNAMIC", "W8A8"]
+    if name in fit:
+        assert with_scheme(tiny.config(), name).quantization == SCHEMES[name]
+        return
+    with pytest.raises(ValueError, match=rf"; schemes that fit: {', '.join(fit)}$"):
+        with_scheme(tiny.config(), name)
 
 
 @pytest.mark.parametrize("num_devices", [1, 2, 4])

@@ -1,5 +1,6 @@
 """The record of quantized weights has every scheme's figures, and the check that can fail."""
 
+import dataclasses
 import json
 from typing import Any, cast
 
@@ -7,6 +8,7 @@ import numpy as np
 import pytest
 
 from jaxinfer.config import QUANTIZATION_SCHEMES
+from jaxinfer.model.quantized.quantization import Quantization
 from scripts import quantization_quality
 from scripts.quantization import measure, texts
 from scripts.quantization.measure import compared_with_simulation, weight_bytes
@@ -30,6 +32,17 @@ def test_weights_of_four_bits_take_fewer_bytes_than_those_of_eight():
     plain, eight, four = (weight_bytes(model, name) for name in (None, "int8", "int4"))
     assert plain == 2 * sum(leaf.size for leaf in measure.jax.tree.leaves(model.params))
     assert four < 0.75 * eight < 0.5 * plain
+
+
+def test_smollm2_is_measured_in_groups_that_divide_its_inputs():
+    forms = measure.smollm2_forms()
+    small = [name for name in forms if name not in QUANTIZATION_SCHEMES]
+    assert small == ["int4, groups of 64", "W4A16_ASYM, groups of 64"]
+    for name in small:
+        scheme = Quantization.scheme(name.partition(",")[0])
+        assert scheme.obstacle(576, 576)
+        assert forms[name].obstacle(576, 576) is None
+        assert forms[name] == dataclasses.replace(scheme, block=(1, 64))
 
 
 def test_english_is_cut_into_windows():

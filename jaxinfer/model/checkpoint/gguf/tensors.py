@@ -15,6 +15,7 @@ import numpy as np
 from jaxinfer.errors import ModelLoadError
 from jaxinfer.model.checkpoint.gguf.header import GgufHeader, GgufTensor
 from jaxinfer.model.checkpoint.gguf.package import gguf
+from jaxinfer.model.checkpoint.source_plan import missing_text
 from jaxinfer.model.config import ModelConfig
 
 ROPE_FACTORS = "rope_freqs.weight"
@@ -91,9 +92,7 @@ def lazy_leaves(
     found = tree_paths(header)
     missing = [path for path in shapes if path not in found]
     if missing:
-        raise ModelLoadError(
-            f"{header.file}: {len(missing)} tensors are missing, the first is {missing[0]!r}"
-        )
+        raise ModelLoadError(f"{header.file}: {missing_text(missing)}")
     for path, tensor in found.items():
         if path not in shapes:
             raise ModelLoadError(
