@@ -121,8 +121,8 @@ def build_parser() -> CommandParser:
     parser.add_argument(
         "--compare",
         metavar="NAMES",
-        help="other devices, several of one like 2xh100, or models, with commas between, in one "
-        "table (default: none)",
+        help="devices, several of one like 2xh100, or models, with commas between, in one table "
+        "with MODEL on --device (default: none)",
     )
     engine = parser.add_argument_group("engine")
     for name, reading in _SIZES.items():
@@ -161,13 +161,13 @@ def _plans(arguments: "argparse.Namespace") -> "list[Plan]":
     options: dict[str, Any] = given(arguments, frozenset(_SIZES))
     for name in ("dtype", "context", "batches"):
         options[name] = getattr(arguments, name)
-    chosen = [(arguments.model, arguments.device, arguments.tensor_parallel_size)]
+    chosen = [(arguments.model, arguments.device.lower(), arguments.tensor_parallel_size)]
     if arguments.compare is not None:
         chosen += [_compared(name.strip(), arguments) for name in arguments.compare.split(",")]
     with speaking_of_flags(_FLAGS):
         return [
             plan(model, device, tensor_parallel_size=count, **options)
-            for model, device, count in chosen
+            for model, device, count in dict.fromkeys(chosen)
         ]
 
 
@@ -181,14 +181,14 @@ def _compared(name: str, arguments: "argparse.Namespace") -> tuple[str, str, int
         )
     if several := re.fullmatch(r"([1-9][0-9]?)x(.+)", name):
         find_device(several[2])
-        return arguments.model, several[2], int(several[1])
+        return arguments.model, several[2].lower(), int(several[1])
     try:
         find_device(name)
     except ValueError:
         if ":" in name:  # a device's numbers, with a mistake
             raise
         return name, arguments.device, arguments.tensor_parallel_size
-    return arguments.model, name, arguments.tensor_parallel_size
+    return arguments.model, name.lower(), arguments.tensor_parallel_size
 
 
 if __name__ == "__main__":

@@ -156,6 +156,11 @@ def test_the_table_on_its_page_is_what_the_command_prints(capsys):
     assert f"```text\n{printed}\n```" in page
 
 
+def test_a_device_that_is_named_twice_is_compared_once(capsys):
+    plans = json.loads(_output(capsys, "Qwen3-0.6B", "--json", "--compare", "H200,a10,1xa10"))
+    assert [plan["chip"]["name"] for plan in plans] == ["H200", "A10"]
+
+
 def test_numbers_of_devices_are_compared(capsys):
     text = _output(capsys, "Qwen3-32B", "--batch", "8", "--compare", "2xh100, 4xa100")
     assert re.search(r"^Qwen3-32B +2 x H100 SXM ", text, re.M)
