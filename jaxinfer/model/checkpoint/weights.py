@@ -30,6 +30,7 @@ from jaxinfer.model.checkpoint.weight_files import INDEX_FILE, SINGLE_FILE, tens
 from jaxinfer.model.config import ModelConfig
 from jaxinfer.model.families.table import family_of
 from jaxinfer.model.quantized.files import quantized_plan
+from jaxinfer.model.quantized.kv_scales import without_kv_scales
 from jaxinfer.model.quantized.mismatches import check_mismatches
 from jaxinfer.model.quantized.params import quantize_weight
 from jaxinfer.model.quantized.quantization import INPUT_SCALE, NODE, SCALE, Quantization, plain_path
@@ -107,6 +108,7 @@ def load_params(
         for name, each in found.items()
         if not name.startswith(family.ignored) and name not in beside
     }
+    entries = without_kv_scales(entries)
     leaves = dict(flatten(plain))
     plan = family.source_plan(config, {path: leaf.shape for path, leaf in leaves.items()}, entries)
     stored, of_plain = (None if quantize else form), plan

@@ -13,10 +13,6 @@ from jaxinfer.model.quantized.quantization import Codes, Quantization, Stored
 
 _HERE = "quantization_config"
 _GROUPS = "config_groups"
-NO_KV_SCALES = (
-    'KV scales of checkpoints are not read (kv_cache_dtype="int8" computes a scale for each token '
-    'and head, and "fp8" has none); save the checkpoint without them'
-)
 
 
 def read_quantization(value: Any) -> Quantization | None:
@@ -77,9 +73,6 @@ def _inputs_of(form: Quantization) -> dict[str, Any] | None:
 
 
 def _compressed_tensors(given: Mapping[str, Any]) -> Quantization:
-    if given.get("kv_cache_scheme"):
-        scheme = show(given["kv_cache_scheme"])
-        raise ValueError(f"kv_cache_scheme is {scheme}; {NO_KV_SCALES}, and set this to null")
     for name in ("sparsity_config", "transform_config"):
         if given.get(name) and (name, _format_of(given[name])) != ("sparsity_config", "dense"):
             raise ValueError(f"{name} is {show(given[name])}, which is not supported")

@@ -7,11 +7,9 @@ from typing import Any
 from jaxinfer.errors import ModelLoadError
 from jaxinfer.model.checkpoint.source_plan import FLOATS, SourcePlan
 from jaxinfer.model.projections import HEAD
-from jaxinfer.model.quantized.config_json import NO_KV_SCALES
 from jaxinfer.model.quantized.quantization import Quantization
 
 _AGAIN = "copy the checkpoint again, or quantize the plain weights (jaxinfer convert --quantize)"
-_KV_SCALES = ("k_scale", "v_scale", "kv_scale")
 _PARTS = (
     *("weight_scale", "weight_scale_inv", "weight_zero_point", "weight_g_idx", "weight_packed"),
     *("weight_shape", "input_scale", "activation_scale", "qweight", "qzeros", "scales", "g_idx"),
@@ -69,8 +67,6 @@ def _check_missing(
 def _foreign(name: str, form: Quantization | None, paths: Mapping[str, str]) -> str:
     """What a message says of a tensor that no plan has; nothing if it is not of quantization."""
     module, _, part = name.rpartition(".")
-    if part in _KV_SCALES:
-        return f"is not read: {NO_KV_SCALES}"
     if part not in _PARTS:
         return ""
     if form is None:

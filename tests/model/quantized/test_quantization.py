@@ -52,7 +52,7 @@ QUANTIZATION = {
         }
     },
     "ignore": ["lm_head"],
-    "kv_cache_scheme": None,
+    "kv_cache_scheme": {"num_bits": 8, "type": "float"},
     "sparsity_config": {},
     "transform_config": {},
     "version": "0.12.2",
@@ -226,11 +226,6 @@ _DYNAMIC = {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "token"
         ("config_groups", {}, "config_groups has 0 groups"),
         ("config_groups", {"a": {}, "b": {}}, "config_groups has 2 groups"),
         ("config_groups", [], "config_groups must be an object"),
-        (
-            "kv_cache_scheme",
-            {"num_bits": 8},
-            "kv_cache_scheme is {'num_bits': 8}; KV scales of checkpoints are not read",
-        ),
         ("sparsity_config", {"format": "sparse-24-bitmask"}, "sparsity_config is"),
         ("transform_config", {"a": 1}, "transform_config is"),
         ("ignore", "lm_head", "ignore must be a list"),
