@@ -20,7 +20,12 @@ def _blocks(page: Path, language: str) -> list[str]:
     return re.findall(rf"```{language}\n(.*?)```", page.read_text(), re.DOTALL)
 
 
-COMMANDS = [line for page in PAGES for block in _blocks(page, "bash") for line in block.split("\n")]
+COMMANDS = [
+    line
+    for page in PAGES
+    for block in _blocks(page, "bash")
+    for line in block.replace("\\\n", "").split("\n")
+]
 PROGRAMS = {page.stem: block for page in PAGES for block in _blocks(page, "python")}
 
 

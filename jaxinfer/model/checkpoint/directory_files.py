@@ -39,6 +39,8 @@ def contained_file(directory: Path, name: str, named_by: Path) -> Path:
     try:
         target = file.resolve(strict=True)
     except FileNotFoundError:
+        if file.is_symlink():
+            raise ModelLoadError(f"{file}: a link to what is missing") from None
         if named_by == directory:
             raise ModelLoadError(f"{directory}: has no {name}") from None
         raise ModelLoadError(f"{file}: missing (named by {named_by.name})") from None

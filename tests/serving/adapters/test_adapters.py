@@ -349,7 +349,7 @@ def test_a_request_of_files_is_not_answered_by_arrays_of_the_same_name(llm, tmp_
         (lambda llm: llm.load_adapter("b", tree(matrices(0, 5))), "rank 5, above max_lora_rank=4"),
         (lambda llm: llm.load_adapter("b", {}), "changes no projection"),
         (lambda llm: llm.load_adapter("b", tree(matrices(0)), scale=np.nan), "NaN or infinity"),
-        (lambda llm: llm.load_adapter("b", "/nowhere"), "/nowhere: no directory"),
+        (lambda llm: llm.load_adapter("b", "/nowhere"), "/nowhere: no such directory"),
         (lambda llm: llm.load_adapter("b", "/nowhere", scale=2.0), "scale is of arrays"),
     ],
 )
