@@ -24,9 +24,9 @@ _FLAGS = {
 _WHOLE_EXPERTS = {"enable_expert_parallel": True, "expert_parallel_size": None}
 _KINDS: tuple[tuple[str, str, dict[str, Any]], ...] = (
     ("tensor_parallel_size", "tensor parallelism over {} devices", {}),
-    ("tensor_parallel_size", "experts whole on {} devices", _WHOLE_EXPERTS),
+    ("tensor_parallel_size", "expert parallelism over {} devices", _WHOLE_EXPERTS),
     ("pipeline_parallel_size", "{} pipeline stages", {}),
-    ("context_parallel_size", "tokens dealt to {} devices", {}),
+    ("context_parallel_size", "context parallelism over {} devices", {}),
 )
 """The degree that is raised, what that is, and settings beside it."""
 

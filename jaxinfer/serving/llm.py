@@ -478,15 +478,18 @@ class LLM(InspectionDoor):
         mapping: ParamsMapping | None = None,
         in_flight: InFlightPolicy = "keep",
     ) -> None:
-        """Replace a loaded adapter, as after a trainer's step; its blocks are shared with no later
-        ones.
+        """Replace a loaded adapter, as after a trainer's step.
+
+        Cached blocks of the earlier version are not reused.
 
         Args:
             name: of a loaded one.
             source: as of `load_adapter`, with `scale` and `mapping`.
-            in_flight: running requests of the adapter go on with the version that they began with
-                ("keep"), end before this returns ("wait"), or end at once with the reason "abort";
-                requests of other adapters go on.
+            in_flight: requests of the adapter that the engine has go on with the version that they
+                began with ("keep"), end before this returns ("wait"), or end at once with the
+                reason "abort". Requests of others go on; with "wait", new requests and
+                cancellations wait. A stream that was made but not begun, a request whose grammar
+                is still compiled and a beam search keep their version.
 
         Raises:
             TypeError, ValueError, ModelLoadError: as `load_adapter`; or none of that name is

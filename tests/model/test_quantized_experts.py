@@ -139,6 +139,13 @@ _NOT = {
         rf"{UP}.weight_scale_inv has shape \(1, 2\), config.json implies \(2, 1\)",
     ),
     "plain": ({f"{UP}.weight": np.ones((256, 128), jnp.bfloat16)}, "implies float8_e4m3fn"),
+    "plain among codes": (
+        {
+            f"{UP}.weight": np.ones((256, 128), np.float32),
+            f"{UP}.weight_scale_inv": None,
+        },
+        rf"'{UP}.weight' is plain, and others beside it are fp8; copy the checkpoint again",
+    ),
     "a router": (
         {"model.layers.0.mlp.gate.weight": np.ones((4, 128), fp8.FP8)},
         r"layers.0.mlp.gate.weight has dtype float8_e4m3fn, config.json implies float32 or",

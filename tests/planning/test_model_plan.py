@@ -72,7 +72,7 @@ def test_what_does_not_fit_names_the_smallest_changes_that_do():
     assert planned.remedies == (
         "tensor parallelism over 8 devices (--tp 8)",
         "5 pipeline stages (--pipeline-parallel-size 5)",
-        "tokens dealt to 16 devices (--context-parallel-size 16)",
+        "context parallelism over 16 devices (--context-parallel-size 16)",
         f"a context of at most {longest} tokens (--context {longest})",
         f"at most {most} sequences at once (--batch {most})",
     )
@@ -109,7 +109,7 @@ def test_remedies_are_whole_combinations():
         "4 pipeline stages (--pipeline-parallel-size 4)",
     )
     assert plan("Qwen3-235B-A22B", pipeline_parallel_size=2, tensor_parallel_size=2).fits
-    whole = "experts whole on 4 devices (--tp 4 --enable-expert-parallel)"
+    whole = "expert parallelism over 4 devices (--tp 4 --enable-expert-parallel)"
     assert whole in plan("Qwen3-235B-A22B").remedies
     assert plan("Qwen3-235B-A22B", tensor_parallel_size=4, enable_expert_parallel=True).fits
 

@@ -7,6 +7,7 @@ from functools import cached_property
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from jaxinfer.checks import show
@@ -113,6 +114,11 @@ def check_fits(name: str, target: Target, matrices: Matrices, config: ModelConfi
     (a, b), (outputs, inputs) = matrices.shapes, projection_shapes(config)[target.name]
     if len(a) != 2 or len(b) != 2 or a[0] != b[1]:
         raise ValueError(f"{subject}: lora_A {a} and lora_B {b} are no pair")
+    if a[0] == 0:
+        raise ValueError(f"{subject}: lora_A {a} and lora_B {b} have rank 0; leave them out")
+    for which, matrix in (("lora_A", matrices.a), ("lora_B", matrices.b)):
+        if not jnp.issubdtype(matrix.dtype, jnp.floating):
+            raise ValueError(f"{subject}: {which} has dtype {matrix.dtype}; give floating point")
     if (b[0], a[1]) != (outputs, inputs):
         raise ValueError(
             f"{subject} maps {a[1]} inputs to {b[0]} outputs, and this model's "

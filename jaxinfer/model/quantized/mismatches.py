@@ -33,7 +33,7 @@ def check_mismatches(
     Raises:
         ModelLoadError: one line.
     """
-    wanted = {tensor.name for source in plan.values() for tensor in source.tensors}
+    wanted = {tensor.name: None for source in plan.values() for tensor in source.tensors}
     paths = {tensor.name: path for path, each in plain.items() for tensor in each.tensors}
     for name, entry in entries.items():
         if name not in wanted and (why := _foreign(name, form, paths)):
@@ -47,15 +47,23 @@ def _check_missing(
 ) -> None:
     """Refuse plain weights in the place of codes, and weights that lack one of their tensors."""
     of_module = {name.rpartition(".")[0]: name for name in entries}
+    taken = [name for name, path in paths.items() if name.endswith(".weight") and form.takes(path)]
+    plain = {name for name in taken if name in entries and entries[name].dtype.name in FLOATS}
     for name in missing:
         module = name.rpartition(".")[0]
-        weight = f"{module}.weight"
-        if weight in entries and entries[weight].dtype.name in FLOATS:
-            own = _ignorable(form, module, paths[weight])
-            raise ModelLoadError(
-                f"{entries[weight].file}: {weight!r:.120} is plain, and config.json's "
-                f"quantization_config says {form.codes}; put {own!r:.120} into its {_key(form)}"
-            )
+        if (weight := f"{module}.weight") in plain:
+            others = [each for each in taken if paths[each] == paths[weight]]
+            if len(plain) == len(taken):
+                fix = f"as all are; take quantization_config ({form.codes}) out of config.json"
+            elif not plain.issuperset(others):  # of the experts of one layer
+                fix = f"and others beside it are {form.codes}; {_AGAIN}"
+            else:
+                own = _ignorable(form, module, paths[weight])
+                fix = (
+                    f"and config.json's quantization_config says {form.codes}; put {own!r:.120} "
+                    f"into its {_key(form)}"
+                )
+            raise ModelLoadError(f"{entries[weight].file}: {weight!r:.120} is plain, {fix}")
         if module in of_module:
             beside = of_module[module]
             raise ModelLoadError(

@@ -3,6 +3,7 @@
 import json
 import os
 import pathlib
+import re
 import subprocess
 import sys
 import threading
@@ -130,13 +131,12 @@ def _plain_message(index: int, message: Any, template: str) -> dict[str, Any]:
         raise TypeError(f"messages[{index}] needs a 'role' that is a string")
     plain = dict(message)
     role, content = plain["role"], plain.get("content")
-    is_named = any(f"{quote}{role}{quote}" in template for quote in "'\"")
-    if role not in get_args(Role) and not is_named:
+    if role not in get_args(Role) and not _names_role(template, role):
         roles = ", ".join(get_args(Role))
         raise ValueError(f"messages[{index}]: unknown role {role[:100]!r}; roles are {roles}")
     if role == "user" and content is None:
         raise ValueError(f"messages[{index}]: a user message needs 'content'")
-    if role == "developer" and not is_named:
+    if role == "developer" and not _names_role(template, role):
         plain["role"] = "system"
     if isinstance(content, (list, tuple)):
         plain["content"] = "\n".join(_part_text(index, part) for part in content)
@@ -147,6 +147,12 @@ def _plain_message(index: int, message: Any, template: str) -> dict[str, Any]:
         for name in _REASONING_NAMES:
             plain.setdefault(name, given)
     return plain
+
+
+def _names_role(template: str, role: str) -> bool:
+    """Whether a template compares something with a role, as it does with a message's."""
+    compared = rf"(?:[!=]=|\bin\b)[^%}}]*['\"]{re.escape(role)}['\"]"
+    return bool(role) and re.search(compared, template) is not None
 
 
 def _part_text(index: int, part: Any) -> str:

@@ -179,12 +179,20 @@ def test_a_device_array_that_is_not_finite_is_refused_by_projection():
         ((0, "mlp", "up_proj"), (4, 65), (64, 4), "65 inputs to 64 outputs"),
         ((0, "mlp", "up_proj"), (4, 32), (64, 3), "are no pair"),
         ((0, "mlp", "up_proj"), (4,), (64, 4), "are no pair"),
+        ((0, "mlp", "up_proj"), (0, 32), (64, 0), "have rank 0; leave them out"),
     ],
 )
 def test_another_models_matrices_are_refused_by_projection(target, a, b, message):
     found = {Target(*target): Matrices(np.zeros(a, np.float32), np.zeros(b, np.float32), 1.0)}
     with pytest.raises(ValueError, match=message):
         SHAPE.adapter("a", None, found)
+
+
+@pytest.mark.parametrize("dtype", [np.int32, np.bool_, np.complex64])
+def test_matrices_that_are_no_floats_are_refused(dtype):
+    own = Matrices(np.zeros((4, 32), np.float32), np.zeros((64, 4), dtype), 1.0)
+    with pytest.raises(ValueError, match=f"up_proj: lora_B has dtype {np.dtype(dtype)}; give"):
+        SHAPE.adapter("a", None, {Target(0, "mlp", "up_proj"): own})
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,8 @@
 """Every format of quantized weights: from files written by its definition to the tree and back."""
 
+import dataclasses
 import json
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -14,8 +16,9 @@ from jaxinfer.model.checkpoint.weights import load_params, save_params
 from jaxinfer.model.config import ModelConfig
 from jaxinfer.model.forward import forward
 from jaxinfer.model.modules import abstract_params
+from jaxinfer.model.quantized.mismatches import check_mismatches
 from jaxinfer.model.quantized.params import dequantize_weight
-from jaxinfer.model.quantized.quantization import with_scheme
+from jaxinfer.model.quantized.quantization import Quantization, with_scheme
 from jaxinfer.model.sharding import make_mesh
 from tests.model import tiny
 from tests.model.quantized.stored import CONFIG, FORMATS, checkpoint, write
@@ -173,6 +176,34 @@ def test_a_plain_weight_among_codes_is_named_and_loads_with_the_fix(name, tmp_pa
         write(tmp_path, name, kept | {f"{_UP}.weight": plain_weight}, **{key: ignored})
     )
     _assert_stands_for(loaded, plain | {_UP: plain_weight})
+
+
+@pytest.mark.parametrize("name", ["fp8_dynamic", "hf_fp8"])
+def test_plain_files_with_a_quantization_config_are_named(name, tmp_path, monkeypatch):
+    tensors, plain = checkpoint(name)
+    kept = {key: each for key, each in tensors.items() if "_proj." not in key}
+    kept |= {f"{path}.weight": each for path, each in plain.items() if path.endswith("_proj")}
+    directory = write(tmp_path, name, kept)
+    with monkeypatch.context() as patch:
+        patch.setattr(weights, "_to_devices", pytest.fail)
+        with pytest.raises(ModelLoadError, match=r"is plain, as all are; take quantization_config"):
+            load(directory)
+    loaded, _ = load(_with_config(directory, quantization_config=None))
+    _assert_stands_for(loaded, plain)
+
+
+def test_an_ignored_projection_that_lacks_its_bias_is_not_told_to_be_ignored():
+    module = "model.layers.0.self_attn.q_proj"
+    form = dataclasses.replace(
+        Quantization.scheme("int8"), ignore=(module,), stored="pack-quantized"
+    )
+    sources = {
+        module: SimpleNamespace(tensors=(SimpleNamespace(name=f"{module}.weight"),)),
+        f"{module}_bias": SimpleNamespace(tensors=(SimpleNamespace(name=f"{module}.bias"),)),
+    }
+    entries = {f"{module}.weight": SimpleNamespace(file="x", dtype=np.dtype(np.float32))}
+    with pytest.raises(ModelLoadError, match=rf"^x: lacks '{module}\.bias', which belongs to"):
+        check_mismatches(sources, sources, form, entries)
 
 
 def _with_config(directory, **changes):

@@ -205,12 +205,15 @@ def test_the_helper_process_sees_no_environment_variables(monkeypatch):
 
 def test_a_templates_own_roles_are_known():
     source = (
-        "{% for m in messages %}{% if m.role == 'ipython' or m.role == 'developer' %}"
-        "[{{ m.role }}]{% endif %}{{ m.content }}{% endfor %}"
+        "{% for m in messages %}{% if m.role == 'ipython' or m['role'] in ['developer'] %}"
+        "[{{ m['role'] }}]{% endif %}{{ m['content'] }}{% endfor %}"
     )
     template = ChatTemplate(source, {}, "x")
     try:
         own = [{"role": "developer", "content": "a"}, {"role": "ipython", "content": "b"}]
         assert template.render(own) == "[developer]a[ipython]b"
+        for role in ("", "content", "]"):
+            with pytest.raises(ValueError, match=r"messages\[0\]: unknown role"):
+                template.render([{"role": role, "content": "a"}])
     finally:
         template.close()

@@ -274,7 +274,12 @@ def test_tasks_of_an_event_loop_load_and_name_adapters():
         async with small_async_llm(**LORA) as engine:
             await engine.load_adapter("a", tree(matrices(0)), scale=0.5)
             found = await asyncio.gather(*(tokens(engine, name) for name in ("a", None)))
+            prompt, long = {"prompt_token_ids": PROMPT}, GREEDY.clone(max_tokens=40)
+            begun = engine.generate(prompt, long, lora_request="a")
+            assert not (await anext(begun)).finished
             await engine.update_adapter("a", tree(matrices(1)), scale=0.5, in_flight="wait")
+            assert not engine._handle.loaded.engine.has_unfinished
+            assert [output.finished async for output in begun][-1]
             found.append(await tokens(engine, "a"))
             assert engine.adapters == ("a",)
             await engine.unload_adapter("a")
