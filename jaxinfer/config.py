@@ -24,6 +24,7 @@ QuantizationScheme = Literal["fp8", "int8", "int4", "FP8_DYNAMIC", "W8A8", "W4A1
 RunnerType = Literal["generate", "pooling"]
 AttentionBackend = Literal["auto", "mosaic", "triton", "numba", "xla"]
 
+MAX_LORA_RANK = 512
 _MAX_LENGTH = 1 << 24
 _MAX_SEQS = 1 << 16
 _MAX_CACHE_TOKENS = (1 << 31) - 1
@@ -52,7 +53,7 @@ _RANGES: Mapping[str, tuple[float, float]] = {
     "num_decode_steps": (1, 1024),
     "device_timeout": (0.0, 1e6),
     "max_loras": (1, 1024),
-    "max_lora_rank": (1, 512),
+    "max_lora_rank": (1, MAX_LORA_RANK),
     "max_cpu_loras": (1, 1 << 20),
 }
 """Least and largest values of numbers; fields are stored as plain ones, integers or not as here."""

@@ -138,6 +138,16 @@ def test_an_adapter_that_is_none_is_one_line_before_an_engine_starts(engines, ca
     assert not engines
 
 
+def test_an_adapter_of_a_rank_above_the_largest_is_named(engines, tmp_path, capsys):
+    from tests.serving.adapters.small_adapters import matrices, save_peft, tree
+
+    directory = save_peft(tmp_path / "adapter", tree(matrices(0, rank=513)), r=513)
+    assert main(["one", "--lora", directory]) == 1
+    error = capsys.readouterr().err
+    assert f"{directory}: an adapter of rank 513; --lora takes ranks up to 512; merge it" in error
+    assert not engines
+
+
 def test_what_the_engine_says_of_adapters_names_the_commands_flag(monkeypatch, capsys, adapter):
     def refuse(**arguments):
         raise ValueError("enable_lora adapts dense layers; leave it out")
@@ -339,6 +349,25 @@ def test_an_unknown_flag_with_a_value_is_what_the_error_names(engines, capsys):
     with pytest.raises(SystemExit):
         main(["-p", "x", "--unknown", "value"])
     assert "error: unrecognized arguments: --unknown" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("--max-tokns 3 hello", "--max-tokns; did you mean '--max-tokens'?"),
+        ("hello --zzz=4 --tpo-k 3", "--zzz --tpo-k; did you mean '--top-k'?"),
+        ("hello world", "world"),
+    ],
+)
+def test_unknown_flags_alone_are_named_with_the_nearest(engines, capsys, line, said):
+    with pytest.raises(SystemExit):
+        main(line.split())
+    assert f"error: unrecognized arguments: {said} (see" in capsys.readouterr().err
+
+
+def test_a_prompt_may_begin_as_a_flag_of_vllm(engines):
+    assert main(["-p", "--enforce-eager=1 is what?", "-q"]) == 0
+    assert engines[0].requests[0][0] == "--enforce-eager=1 is what?"
 
 
 def test_a_prompt_needs_no_flag(engines, capsys):

@@ -24,12 +24,19 @@ def adapter_settings(directory: str | None) -> dict[str, Any]:
     """The engine's arguments for an adapter, whose files are read; none without one.
 
     Raises:
-        ModelLoadError: they are missing or wrong.
+        ModelLoadError: they are missing or wrong, or of a rank above an engine's largest.
     """
     if directory is None:
         return {}
+    from jaxinfer.config import MAX_LORA_RANK
+    from jaxinfer.errors import ModelLoadError
     from jaxinfer.model.adapters.peft_files import read_peft
 
     found = read_peft(Path(directory).expanduser())
     rank = max((each.shapes[0][0] for each in found.values()), default=1)
+    if rank > MAX_LORA_RANK:
+        raise ModelLoadError(
+            f"{directory}: an adapter of rank {rank}; --lora takes ranks up to {MAX_LORA_RANK}; "
+            f"merge it into the weights: jaxinfer convert MODEL DIRECTORY --merge {directory}"
+        )
     return {"enable_lora": True, "max_loras": 1, "max_lora_rank": rank}

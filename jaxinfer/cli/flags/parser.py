@@ -3,9 +3,10 @@
 import argparse
 import json
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence, Set
 from typing import Any, NoReturn
 
+from jaxinfer.checks import did_you_mean
 from jaxinfer.cli.flags.fields import flag_of
 from jaxinfer.cli.flags.vllm_flags import refusal_of_vllm_flags
 from jaxinfer.cli.process import USAGE
@@ -44,7 +45,9 @@ class CommandParser(argparse.ArgumentParser):
         known = {name for action in self._actions for name in action.option_strings}
         if (refusal := refusal_of_vllm_flags(argv, known, self._vllm)) is not None:
             self.error(refusal)
-        parsed = super().parse_args(argv, namespace)
+        parsed, unknown = self.parse_known_args(argv, namespace)
+        if unknown:
+            self.error(_of_unknown(unknown, known))
         for name, needed in self.needs.items():
             if name in parsed and not getattr(parsed, needed, False):
                 flag, other = flag_of(name), flag_of(needed)
@@ -55,6 +58,13 @@ class CommandParser(argparse.ArgumentParser):
         """Print the mistake in one line and exit with status 2."""
         print(f"{self.prog}: error: {message} (see {self.prog} --help)", file=sys.stderr)
         sys.exit(USAGE)
+
+
+def _of_unknown(words: Sequence[str], known: Set[str]) -> str:
+    """What is wrong with words that fit no argument: flags alone, as others may be their values."""
+    flags = [word.split("=", 1)[0] for word in words if word.startswith("-") and word != "--"]
+    near = next(filter(None, (did_you_mean(flag, known) for flag in flags)), "")
+    return f"unrecognized arguments: {' '.join(flags or words)}{near}"
 
 
 def json_object(text: str) -> dict[str, Any]:

@@ -38,7 +38,7 @@ def instead_of_vllm_flags(wins: str = "serve") -> Mapping[str, str]:
     Args:
         wins: the table of `instead_of_vllm` that has the last word: "engine" or "serve".
     """
-    tables = {kind: instead_of_vllm(kind) for kind in ("engine", "serve")}
+    tables = {kind: instead_of_vllm(kind) for kind in ("commands", "engine", "serve")}
     tables[wins] = tables.pop(wins)
     return {
         flag_of(name): in_flags(text) for each in tables.values() for name, text in each.items()
@@ -55,8 +55,9 @@ def refusal_of_vllm_flags(argv: Sequence[str], known: set[str], wins: str) -> st
     """
     short = _SHORT if wins == "serve" else {}
     for word in itertools.takewhile(lambda word: word != "--", argv):
-        name = word.split("=", 1)[0]
-        if not name.startswith("-") or name in known:
+        name, _, value = word.partition("=")
+        is_text = " " in word and not value.startswith("{")  # argparse reads it as a value, too
+        if not name.startswith("-") or name in known or is_text:
             continue
         long = name.split(".", 1)[0].replace("_", "-")
         long = short.get("-O" if long[:2] == "-O" else long, long)

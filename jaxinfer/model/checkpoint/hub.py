@@ -143,5 +143,5 @@ def _with_owner(name: str) -> str:
     """The end of a message about a name that has no owner, which ids of the hub begin with."""
     if "/" in name:
         return ""
-    hub_id = f"Qwen/{name}" if name.startswith("Qwen") else "one with its owner"
-    return f"; give the hub id, {hub_id} (`jaxinfer pull` downloads it), or a directory"
+    hub_id = f", Qwen/{name}" if name.startswith("Qwen") else f" with its owner, OWNER/{name}"
+    return f"; give the hub id{hub_id} (`jaxinfer pull` downloads it), or a directory"

@@ -56,6 +56,8 @@ class ToolUseBlock(_Block):
 
 def _as_blocks(content: Any) -> Any:
     """A text as the one block that it stands for."""
+    if not isinstance(content, str | list):
+        raise ValueError("must be a string or a list")
     return [{"type": "text", "text": content}] if isinstance(content, str) else content
 
 
@@ -66,7 +68,9 @@ def _as_texts(content: Any) -> Any:
 
 
 Texts = Annotated[
-    list[TextBlock], BeforeValidator(_as_texts, json_schema_input_type=str | list[TextBlock])
+    list[TextBlock],
+    Field(fail_fast=True),
+    BeforeValidator(_as_texts, json_schema_input_type=str | list[TextBlock]),
 ]
 """A text, or blocks of text."""
 
@@ -99,7 +103,9 @@ class Message(Body):
 
     role: Literal["user", "assistant", "system"]
     content: Annotated[
-        list[Block], BeforeValidator(_as_blocks, json_schema_input_type=str | list[Block])
+        list[Block],
+        Field(fail_fast=True),
+        BeforeValidator(_as_blocks, json_schema_input_type=str | list[Block]),
     ]
 
     @model_validator(mode="before")

@@ -9,7 +9,8 @@ from fastapi.exceptions import RequestValidationError
 from jaxinfer.server.openai.errors import MAX_ECHOED_CHARS, ApiError, invalid
 
 MAX_REPORTED = 5
-_KEY = re.compile(r"[a-z_]\w*")  # the names of types begin with capitals
+_MAX_READ = 1000  # of pydantic's errors
+_KEY = re.compile(r"[a-z_]\w*|\d+")  # the names of types begin with capitals
 _TYPE_NAMES = frozenset(["str", "int", "float", "bool", "none"])
 _NAME_PATTERN = re.compile(r"\^\[a-zA-Z0-9_\.-\]\{1,(\d+)\}\$")  # of tools
 _MUST = re.compile(r"(Input|String) should ")
@@ -19,6 +20,7 @@ _TYPES = {
     "float_type": "a number",
     "int_type": "an integer",
     "list_type": "a list",
+    "model_attributes_type": "an object",
     "model_type": "an object",
     "string_type": "a string",
 }
@@ -38,7 +40,7 @@ def from_validation(
     """
     messages: dict[str, None] = {}
     first: str | None = None
-    for found, sentence in _told(error.errors()):
+    for found, sentence in _told(error.errors()[:_MAX_READ]):
         path = found["loc"][1:]  # after the word "body" or "query"
         field = str(path[0])[:MAX_ECHOED_CHARS] if path else None
         if fields is not None and field not in fields and found["type"] != "extra_forbidden":
@@ -80,8 +82,9 @@ def _told(errors: Sequence[Mapping[str, Any]]) -> Iterator[tuple[Mapping[str, An
         if not _is_of_other_type(found):
             yield found, _sentence(found)
         elif (union := found["loc"][:-1]) not in fitting and union in types:
-            first, *more = types.pop(union)
-            yield found, " or ".join([first, *(text.removeprefix("must be ") for text in more)])
+            sentences = types.pop(union)
+            each = [text.removeprefix("must be ").replace(" or ", ", ") for text in sentences]
+            yield found, f"must be {' or '.join(', '.join(each).rsplit(', ', 1))}"
 
 
 def _is_of_other_type(found: Mapping[str, Any]) -> bool:
@@ -107,6 +110,8 @@ def _sentence(found: Mapping[str, Any]) -> str:
         return f"must have at {bound} {items}, got {context['actual_length']}"
     if kind == "string_pattern_mismatch" and (name := _NAME_PATTERN.fullmatch(context["pattern"])):
         return f"must be 1 to {name[1]} letters, digits, '_', '.' or '-'"
+    if kind == "missing":
+        return "is missing"
     if kind in _TYPES:
         return f"must be {_TYPES[kind]}"
     return _MUST.sub("must ", str(found["msg"]).removeprefix("Value error, "), count=1)

@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator
 
 _PATIENCE_S = 0.5  # programs found in the cache load in less
-_text_goes_on = threading.Event()
+_texts: set[object] = set()  # one for each that is written now
 
 
 @contextlib.contextmanager
@@ -32,16 +32,18 @@ def compile_notice(count: int, *, enabled: bool, patience_s: float = _PATIENCE_S
 @contextlib.contextmanager
 def no_compile_notices() -> Iterator[None]:
     """Write no such line within the block: the user reads an answer as it is written."""
-    _text_goes_on.set()
+    # At the interpreter's exit a module's names are gone before an abandoned generator is closed.
+    texts, own = _texts, object()
+    texts.add(own)
     try:
         yield
     finally:
-        _text_goes_on.clear()
+        texts.discard(own)
 
 
 def _say(text: str) -> None:
     """Write a line to stderr, ignoring errors: the user's stream may be closed or broken."""
-    if _text_goes_on.is_set():
+    if _texts:
         return
     with contextlib.suppress(Exception):
         # A terminal may be in the middle of a line, or of a progress bar.

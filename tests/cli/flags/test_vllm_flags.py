@@ -46,6 +46,7 @@ def test_a_flag_of_vllm_is_taken_or_says_what_to_do(flag, capsys):
         ("--no-enforce-eager", "--no-enforce-eager does not apply: every step is compiled"),
         ("--no-enable-chunked-prefill", "raise --max-num-batched-tokens to the longest prompt"),
         ("--compilation-config.mode=3", "--compilation-config does not apply"),
+        ('--compilation-config={"mode": 3}', "--compilation-config does not apply"),
         ("-O3", "--compilation-config does not apply"),
         ("-O.mode=3", "--compilation-config does not apply"),
         ("-pcp=2", "--prefill-context-parallel-size does not apply: write --context-parallel-size"),
@@ -62,6 +63,10 @@ def test_a_flag_is_known_however_it_is_written(word, said, capsys):
     [
         ("generate", "--enforce-eager", "write --no-compile-ahead to compile"),
         ("generate", "--nnodes", "write --coordinator-address, --num-processes and --process-id"),
+        ("generate", "--enable-lora", "write --lora DIR (see"),
+        ("generate", "--lora-modules", "write --lora DIR (see"),
+        ("chat", "--max-lora-rank", "write --lora DIR (see"),
+        ("embed", "--max-loras", "leave it out (see"),
         ("chat", "--chat-template", "put yours into the model's directory"),
         ("embed", "--gdn-prefill-backend", "kernels are chosen by --attention-backend"),
         ("evaluate", "--trust-remote-code", "a model's Python files are never run"),

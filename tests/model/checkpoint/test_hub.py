@@ -119,7 +119,10 @@ def test_only_weights_and_text_are_asked_of_the_hub(tmp_path, monkeypatch):
     ("name", "hub_id"),
     [
         ("Qwen3-0.6B", "; give the hub id, Qwen/Qwen3-0.6B ("),
-        ("phi", "one with its owner"),
+        (
+            "gpt2",
+            "; give the hub id with its owner, OWNER/gpt2 (`jaxinfer pull` downloads it), or a",
+        ),
         ("a/b", ""),
     ],
 )

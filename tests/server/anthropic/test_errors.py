@@ -41,32 +41,35 @@ WRONG = [
     ({"stop_sequences": ["a"] * 5}, "stop_sequences: "),
     ({"stop_sequences": [""]}, "stop_sequences[0]: "),
     ({"messages": [{"role": "robot", "content": "a"}]}, "messages[0].role: must be"),
-    ({"messages": [{"role": "user", "content": 3}]}, "messages[0].content: must be a"),
-    ({"messages": [{"role": "user"}]}, "messages[0].content: Field required"),
+    (
+        {"messages": [{"role": "user", "content": 3}]},
+        "messages[0].content: must be a string or a list",
+    ),
+    ({"messages": [{"role": "user"}]}, "messages[0].content: is missing"),
     (said(IMAGE), "messages[1]: block 0 is of type 'image'; this model reads text alone"),
     (said({"type": "document"}), "messages[1]: block 0 is of type 'document'; this model reads"),
     (said({"type": "x"}), "messages[1]: block 0 is of type 'x'; blocks of the role 'user' are"),
     (said(CALLED), "messages[1]: block 0 is of type 'tool_use'; blocks of the role 'user' are"),
     (said({"type": "server_tool_use"}, role="assistant"), "messages[1]: block 0 is of type 'serv"),
-    (said({"type": "text"}), "messages[1].text: Field required"),
+    (said({"type": "text"}), "messages[1].text: is missing"),
     (said({"text": "a"}), "messages[1].content: Unable to extract tag using discriminator"),
-    (said(3), "messages[1].content: "),
-    (said({"type": "tool_result"}), "messages[1].tool_use_id: Field required"),
+    (said(3), "messages[1].content: must be an object"),
+    (said({"type": "tool_result"}), "messages[1].tool_use_id: is missing"),
     (
         said({"type": "tool_result", "tool_use_id": "1", "content": [IMAGE]}),
         "messages[1].content: block 0 is of type 'image'; this model reads text alone",
     ),
-    (said({"type": "tool_use", "id": "1", "name": "f"}, role="assistant"), "messages[1].input: F"),
+    (said({"type": "tool_use", "id": "1", "name": "f"}, role="assistant"), "messages[1].input: is"),
     (said(CALLED, role="assistant"), "messages: the last one has calls; send their tool_result"),
     (said({"type": "redacted_thinking"}, role="assistant"), "messages: the last one has no text"),
-    ({"system": 3}, "system: must be a list"),
+    ({"system": 3}, "system: must be a string or a list"),
     ({"system": [IMAGE]}, "system: block 0 is of type 'image'; this model reads text alone"),
     (
         {"tools": [{"type": "web_search_20250305", "name": "web_search"}]},
         "tools: tool 0 ('web_search') is of type 'web_search_20250305'; this server runs no tools",
     ),
     ({"tools": [WEATHER, {"type": "bash_20250124", "name": "bash"}]}, "tools: tool 1 ('bash') is"),
-    ({"tools": [{"name": "f"}]}, "tools[0].input_schema: Field required"),
+    ({"tools": [{"name": "f"}]}, "tools[0].input_schema: is missing"),
     ({"tools": [{"name": "f f", "input_schema": {}}]}, "tools[0].name: must be 1 to 128 letters"),
     ({"tools": [WEATHER] * 2}, "tools: two have the same name"),
     ({"tool_choice": {"type": "any"}}, "tool_choice goes with tools"),
@@ -103,7 +106,7 @@ def test_what_is_wrong_is_named(client, fields, message):
 def test_what_is_needed_is_named(client, field):
     body = {name: value for name, value in BODY.items() if name != field}
     got = refused(client.post(PATH, body), 400, "invalid_request_error")
-    assert got == f"{field}: Field required"
+    assert got == f"{field}: is missing"
 
 
 def test_a_field_of_another_api_says_what_to_write(client):

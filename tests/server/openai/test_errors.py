@@ -277,9 +277,9 @@ TEXT = {"type": "text", "text": "What is this?"}
         ),
         (
             {"messages": [{"role": "user", "content": [{"type": "text"}]}]},
-            "messages[0].text: Field",
+            "messages[0].text: is missing",
         ),
-        ({"messages": [{"role": "user", "content": [{}]}]}, "messages[0].type: Field required"),
+        ({"messages": [{"role": "user", "content": [{}]}]}, "messages[0].type: is missing"),
         ({"messages": [{"role": "usr", "content": "a"}]}, "messages[0].role: must be"),
         ({"messages": [{"role": "user"}]}, "messages[0]: a user message needs 'content'"),
         (

@@ -292,6 +292,13 @@ def test_what_is_not_supported_is_refused_by_name(client, fields, param):
     assert answer.json()["error"]["param"] == param
 
 
+@pytest.mark.parametrize("given", [5, None, {}, True])
+def test_an_input_of_another_type_names_both(client, given):
+    answer = client.post("/v1/responses", {**BODY, "input": given})
+    assert answer.status_code == 400
+    assert answer.json()["error"]["message"] == "input: must be a string or a list"
+
+
 @pytest.mark.parametrize(
     ("item", "message"),
     [
@@ -300,7 +307,7 @@ def test_what_is_not_supported_is_refused_by_name(client, fields, param):
         ({"type": "custom_tool_call"}, "input: item 0 is of type 'custom_tool_call'; items are"),
         ({"type": ["x"]}, "input: item 0 is of type"),
         (3, "input: item 0 is no object"),
-        ({"type": "function_call", "call_id": "1", "name": "f"}, "input[0].arguments: Field req"),
+        ({"type": "function_call", "call_id": "1", "name": "f"}, "input[0].arguments: is missing"),
         ({"role": "robot", "content": "a"}, "input[0].role: must be"),
         ({"role": "user"}, "input[0]: a user message needs 'content'"),
         ({"role": "user", "content": 3}, "input[0].content: must be a string"),
@@ -333,7 +340,7 @@ def test_an_item_that_is_wrong_is_named_with_its_own_fields_alone(client, item, 
             {"type": "custom", "name": "apply_patch", "format": {"type": "grammar"}},
             "tools: tool 1 ('apply_patch') is of type 'custom'; tools here are of type 'function'",
         ),
-        ({"name": "f"}, "tools[1].type: Field required"),
+        ({"name": "f"}, "tools[1].type: is missing"),
     ],
 )
 def test_a_tool_that_is_no_function_is_named_by_its_type(client, tool, message):

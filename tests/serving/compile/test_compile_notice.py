@@ -7,6 +7,7 @@ import time
 import pytest
 
 from jaxinfer.sampling_params import SamplingParams
+from jaxinfer.serving.compile import compile_notice as module
 from jaxinfer.serving.compile.compilation import CompiledPrograms
 from jaxinfer.serving.compile.compile_notice import compile_notice, no_compile_notices
 from tests.serving.small_llm import small_llm
@@ -42,6 +43,26 @@ def test_it_is_silent_while_an_answer_is_written(capsys):
     with compile_notice(1, enabled=True, patience_s=0.01):
         time.sleep(0.05)
     assert capsys.readouterr().err.startswith("compiling 1 program")
+
+
+def test_it_is_silent_until_the_last_of_several_answers_is_written(capsys):
+    first, second = no_compile_notices(), no_compile_notices()
+    first.__enter__()
+    with second:
+        first.__exit__(None, None, None)
+        with compile_notice(1, enabled=True, patience_s=0.01):
+            time.sleep(0.05)
+    assert capsys.readouterr().err == ""
+
+
+def test_an_answer_may_be_left_when_the_interpreter_has_cleared_the_modules_names(monkeypatch):
+    texts, answer = module._texts, no_compile_notices()
+    answer.__enter__()
+    for name in [*vars(module)]:
+        if not name.startswith("__"):
+            monkeypatch.setattr(module, name, None)
+    answer.__exit__(None, None, None)
+    assert not texts
 
 
 def test_a_closed_stream_does_not_end_the_work(monkeypatch):

@@ -42,6 +42,17 @@ def _check_bool(value: Any) -> Any:
     return value
 
 
+def at_most(number: int) -> BeforeValidator:
+    """Refuse an object of more keys at once: pydantic would check all, an error for each."""
+
+    def check(given: Any) -> Any:
+        if isinstance(given, dict) and len(given) > number:
+            raise ValueError(f"must have at most {number} items, got {len(given)}")
+        return given
+
+    return BeforeValidator(check)
+
+
 OnlyFalse = Annotated[Literal[False] | None, BeforeValidator(_check_bool)]
 Refused = Annotated[None, Field(description="Not supported: any value but null is refused.")]
 Ignored = Annotated[Any, Field(description="Accepted, and without effect.")]

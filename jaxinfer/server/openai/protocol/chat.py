@@ -49,13 +49,16 @@ class TextPart(Body):
     text: str
 
 
+TextParts = Annotated[list[TextPart], Field(fail_fast=True)]
+
+
 class Message(Body):
     """A turn of a conversation; keys that are not named here are ignored."""
 
     model_config = ConfigDict(strict=True, extra="ignore")
 
     role: Role
-    content: Annotated[str | list[TextPart] | None, BeforeValidator(as_text_parts)] = None
+    content: Annotated[str | TextParts | None, BeforeValidator(as_text_parts)] = None
     refusal: str | None = Field(None, exclude=True)
     name: str | None = None
     tool_calls: Annotated[list[MadeToolCall], Field(max_length=MAX_CALLS)] | None = None
@@ -109,7 +112,7 @@ class ChatBody(SamplingFields):
     tools: Tools | None = Field(None, description="Written into the prompt.")
     tool_choice: ToolChoice | None = Field(None, description="'auto' where there are tools.")
     parallel_tool_calls: bool | None = Field(None, description="False keeps the first call only.")
-    modalities: list[Literal["text"]] | None = None
+    modalities: Annotated[list[Literal["text"]], Field(fail_fast=True)] | None = None
     reasoning_effort: Effort | None = Field(None, description="A budget of thinking tokens.")
     include_reasoning: bool | None = Field(None, description="False leaves reasoning out.")
 

@@ -23,6 +23,7 @@ from jaxinfer.server.openai.protocol.base import (
     Ignored,
     Refused,
     StreamOptions,
+    at_most,
 )
 from jaxinfer.server.openai.protocol.structured import StructuredFields
 
@@ -60,8 +61,10 @@ class DrawFields(Body):
     ignore_eos: bool | None = None
     min_tokens: Count | None = None
     skip_special_tokens: bool | None = None
-    logit_bias: Annotated[dict[str, Bias], Field(max_length=MAX_LOGIT_BIAS)] | None = None
-    allowed_token_ids: Annotated[list[TokenId], Field(min_length=1)] | None = None
+    logit_bias: (
+        Annotated[dict[str, Bias], Field(max_length=MAX_LOGIT_BIAS), at_most(MAX_LOGIT_BIAS)] | None
+    ) = None
+    allowed_token_ids: Annotated[list[TokenId], Field(min_length=1, fail_fast=True)] | None = None
     bad_words: Annotated[list[BadWord], Field(max_length=MAX_BAD_WORDS)] | None = None
     thinking_token_budget: Annotated[int, Field(ge=-1, le=_MAX_INT32)] | None = Field(
         None, description="-1 sets no limit."
@@ -111,7 +114,7 @@ class SamplingFields(RequestFields, StructuredFields):
     prompt_logprob_start: Annotated[int, Field(ge=0, le=_MAX_INT32)] | None = Field(
         None, description="Index of the first prompt token that prompt_logprobs are given of."
     )
-    forced_token_ids: list[TokenId] | None = Field(
+    forced_token_ids: Annotated[list[TokenId], Field(fail_fast=True)] | None = Field(
         None, description="Tokens that the answer begins with, in place of drawn ones."
     )
     return_token_ids: bool | None = None

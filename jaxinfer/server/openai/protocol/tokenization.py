@@ -36,4 +36,4 @@ class DetokenizeBody(Body):
     """Token ids."""
 
     model: str | None = None
-    tokens: list[TokenId]
+    tokens: Annotated[list[TokenId], Field(fail_fast=True)]

@@ -5,7 +5,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BeforeValidator, Discriminator, Field, Tag
 
 from jaxinfer.server.openai.errors import invalid
-from jaxinfer.server.openai.protocol.base import Body, Ignored, OnlyFalse, Refused
+from jaxinfer.server.openai.protocol.base import Body, Ignored, OnlyFalse, Refused, at_most
 from jaxinfer.server.openai.protocol.responses.items import InputItems, turns_of
 from jaxinfer.server.openai.protocol.responses.text_format import TextFormat, TextOptions
 from jaxinfer.server.openai.protocol.sampling import MAX_LOGPROBS, Count, Effort, RequestFields
@@ -59,7 +59,11 @@ class ResponsesBody(RequestFields):
 
     input: Annotated[
         Annotated[str, Field(min_length=1), Tag("<text>")] | Annotated[InputItems, Tag("<items>")],
-        Discriminator(lambda given: "<text>" if isinstance(given, str) else "<items>"),
+        Discriminator(
+            lambda given: {str: "<text>", list: "<items>"}.get(type(given)),
+            custom_error_type="text_or_items",
+            custom_error_message="must be a string or a list",
+        ),
     ]
     instructions: str | None = None
     max_output_tokens: Annotated[Count, Field(ge=1)] | None = None
@@ -87,7 +91,9 @@ class ResponsesBody(RequestFields):
     include: Annotated[list[str], Field(max_length=64)] | None = Field(
         None, description=f"{_LOGPROBS!r}; others have no effect."
     )
-    metadata: dict[str, str] | None = Field(None, description="Returned as it is.")
+    metadata: Annotated[dict[str, str], at_most(1024)] | None = Field(
+        None, description="Returned as it is."
+    )
     chat_template_kwargs: dict[str, Any] | None = None
 
     max_tool_calls: Ignored = None

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, ConfigDict, Discriminator, Field, Tag
 
 from jaxinfer.server.openai.protocol.base import Body
-from jaxinfer.server.openai.protocol.chat import MAX_MESSAGES, Message, TextPart, as_text_parts
+from jaxinfer.server.openai.protocol.chat import MAX_MESSAGES, Message, TextParts, as_text_parts
 from jaxinfer.server.openai.protocol.tools import tool_call
 from jaxinfer.server.openai.protocol.turns import add_text, open_turn
 
@@ -42,7 +42,7 @@ class InputCallOutput(_Item):
 
     type: Literal["function_call_output"]
     call_id: str
-    output: Annotated[str | list[TextPart], BeforeValidator(as_text_parts)]
+    output: Annotated[str | TextParts, BeforeValidator(as_text_parts)]
 
     @property
     def text(self) -> str:
@@ -62,8 +62,8 @@ class InputReasoning(_Item):
     """The reasoning of an earlier answer."""
 
     type: Literal["reasoning"]
-    content: list[ReasoningPart] | None = None
-    summary: list[ReasoningPart] | None = None
+    content: Annotated[list[ReasoningPart], Field(fail_fast=True)] | None = None
+    summary: Annotated[list[ReasoningPart], Field(fail_fast=True)] | None = None
 
     @property
     def text(self) -> str:
