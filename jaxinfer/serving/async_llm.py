@@ -17,7 +17,7 @@ from jaxinfer.rollouts.mapping import ParamsMapping
 from jaxinfer.sampling_params import SamplingParams
 from jaxinfer.serving.door import Door
 from jaxinfer.serving.driver.async_stream import stream_request_async
-from jaxinfer.serving.driver.pauses import InFlightPolicy, check_in_flight
+from jaxinfer.serving.driver.pauses import InFlightPolicy
 from jaxinfer.serving.driver.sleep import check_level, check_mode
 from jaxinfer.serving.driver.sleep_state import PauseMode, SleepTag
 from jaxinfer.serving.engine.metrics import Metric
@@ -206,10 +206,8 @@ class AsyncLLM(Door):
         scale: float | None = None,
         mapping: ParamsMapping | None = None,
     ) -> None:
-        """Load a LoRA adapter: see `LLM.load_adapter`."""
-        self._handle.check_open()
-        adapters = self._handle.arguments.adapters
-        await asyncio.to_thread(adapters.load, name, source, scale, mapping, replaces=False)
+        """Load a LoRA adapter: see `Adapters.load`."""
+        await self.lora.load_async(name, source, scale=scale, mapping=mapping)
 
     async def update_adapter(
         self,
@@ -220,20 +218,14 @@ class AsyncLLM(Door):
         mapping: ParamsMapping | None = None,
         in_flight: InFlightPolicy = "keep",
     ) -> None:
-        """Replace a loaded LoRA adapter: see `LLM.update_adapter`."""
-        check_in_flight(in_flight)
-        self._handle.check_open()
-        adapters, driver = self._handle.arguments.adapters, self._handle.driver
-        adapter = await asyncio.to_thread(
-            adapters.load, name, source, scale, mapping, replaces=True
+        """Replace a loaded LoRA adapter: see `Adapters.update`."""
+        await self.lora.update_async(
+            name, source, scale=scale, mapping=mapping, in_flight=in_flight
         )
-        if in_flight != "keep":
-            await driver.call_async(lambda: driver.pauses.settle_earlier(adapter, in_flight))
 
     async def unload_adapter(self, name: str) -> None:
-        """Forget a loaded LoRA adapter: see `LLM.unload_adapter`."""
-        self._handle.check_open()
-        self._handle.arguments.adapters.unload(name)
+        """Forget a loaded LoRA adapter: see `Adapters.unload`."""
+        self.lora.unload(name)
 
     async def reset_prefix_cache(self) -> bool:
         """Empty the prefix cache; running requests go on with their blocks. True, as in vLLM."""

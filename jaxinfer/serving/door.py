@@ -8,6 +8,7 @@ from jaxinfer.config import EngineConfig
 from jaxinfer.model.config import ModelConfig
 from jaxinfer.model.text.tokenizer import Tokenizer
 from jaxinfer.sampling_params import SamplingParams
+from jaxinfer.serving.adapters import Adapters
 from jaxinfer.serving.handle import Handle
 from jaxinfer.serving.pooling.embedding_model import EmbeddingModel, read_embedding_model
 from jaxinfer.serving.weights import Weights
@@ -19,7 +20,7 @@ class Door:
 
     def __init__(self, handle: Handle) -> None:
         self._handle = handle
-        self.weights = Weights(handle)
+        self.weights, self.lora = Weights(handle), Adapters(handle)
 
     def __getattr__(self, name: str) -> Any:
         """Say what to write in place of what only vLLM's class has."""

@@ -33,7 +33,7 @@ from jaxinfer.serving.chat_prompts import chat_prompts, truncates_prompts
 from jaxinfer.serving.driver.async_stream import stream_request_async
 from jaxinfer.serving.driver.blocking_calls import run_requests
 from jaxinfer.serving.driver.blocking_stream import stream_request
-from jaxinfer.serving.driver.pauses import InFlightPolicy, check_in_flight
+from jaxinfer.serving.driver.pauses import InFlightPolicy
 from jaxinfer.serving.driver.sleep_state import PauseMode, SleepTag
 from jaxinfer.serving.engine.metrics import Metric
 from jaxinfer.serving.handle_start import start_handle
@@ -450,24 +450,8 @@ class LLM(InspectionDoor):
         scale: float | None = None,
         mapping: ParamsMapping | None = None,
     ) -> None:
-        """Load a LoRA adapter, for requests to name; nothing compiles.
-
-        Args:
-            name: of no loaded one.
-            source: a directory as PEFT saves it; or a tree of the matrices alone, of arrays of any
-                kind, with PEFT's names (``lora_A`` of ``[r, in]``, ``lora_B`` of ``[out, r]``) or
-                those of tunix and qwix (``w_lora_a``, ``w_lora_b``). It is copied.
-            scale: what the product of a tree's matrices is multiplied by, alpha / r; None is 1.
-            mapping: the sources of PEFT's names in a tree with names of its own, such as
-                ``{"model.layers.{layer}.self_attn.q_proj.lora_A": "blocks.{layer}.q.down"}``; for
-                the projections that it adapts alone.
-
-        Raises:
-            TypeError, ValueError, ModelLoadError: it doesn't fit the model or `max_lora_rank`, has
-                what is not supported, or the name is taken; one line. Nothing has changed.
-        """
-        self._handle.check_open()
-        self._handle.arguments.adapters.load(name, source, scale, mapping, replaces=False)
+        """Load a LoRA adapter, for requests to name: see `Adapters.load`."""
+        self.lora.load(name, source, scale=scale, mapping=mapping)
 
     def update_adapter(
         self,
@@ -478,39 +462,12 @@ class LLM(InspectionDoor):
         mapping: ParamsMapping | None = None,
         in_flight: InFlightPolicy = "keep",
     ) -> None:
-        """Replace a loaded adapter, as after a trainer's step.
-
-        Cached blocks of the earlier version are not reused.
-
-        Args:
-            name: of a loaded one.
-            source: as of `load_adapter`, with `scale` and `mapping`.
-            in_flight: requests of the adapter that the engine has go on with the version that they
-                began with ("keep"), end before this returns ("wait"), or end at once with the
-                reason "abort". Requests of others go on; with "wait", new requests and
-                cancellations wait. A stream that was made but not begun, a request whose grammar
-                is still compiled and a beam search keep their version.
-
-        Raises:
-            TypeError, ValueError, ModelLoadError: as `load_adapter`; or none of that name is
-                loaded, or the policy is none. Nothing has changed.
-            RuntimeError: with "wait", the engine is paused; the adapter is replaced nevertheless.
-        """
-        check_in_flight(in_flight)
-        self._handle.check_open()
-        adapters, driver = self._handle.arguments.adapters, self._handle.driver
-        adapter = adapters.load(name, source, scale, mapping, replaces=True)
-        if in_flight != "keep":
-            driver.call(lambda: driver.pauses.settle_earlier(adapter, in_flight))
+        """Replace a loaded LoRA adapter: see `Adapters.update`."""
+        self.lora.update(name, source, scale=scale, mapping=mapping, in_flight=in_flight)
 
     def unload_adapter(self, name: str) -> None:
-        """Forget a loaded adapter; requests that were made before end with it.
-
-        Raises:
-            AdapterNotFoundError: none of that name is loaded.
-        """
-        self._handle.check_open()
-        self._handle.arguments.adapters.unload(name)
+        """Forget a loaded LoRA adapter: see `Adapters.unload`."""
+        self.lora.unload(name)
 
     def update_params(
         self, params: Any, mapping: ParamsMapping | None = None, in_flight: InFlightPolicy = "keep"
