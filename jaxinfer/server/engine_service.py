@@ -54,7 +54,11 @@ def engine_server(handle: Handle, limits: ServiceLimits) -> EngineServer:
 
 def _served_adapters(handle: Handle) -> ServedAdapters:
     adapters = handle.arguments.adapters
-    load = functools.partial(adapters.load, scale=None)
+
+    def load(name: str, directory: str, *, replaces: bool) -> None:
+        """Load one, whose arrays stay here: an answer to a front end has none."""
+        adapters.load(name, directory, None, replaces=replaces)
+
     calls = {
         "load_adapter": functools.partial(load, replaces=False),
         "update_adapter": functools.partial(load, replaces=True),

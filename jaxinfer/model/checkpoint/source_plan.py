@@ -19,7 +19,7 @@ FLOATS = ("float32", "bfloat16", "float16")
 _BACKBONE = "model."
 _HEAD = "lm_head."
 _NO_HEAD = (
-    ", the head, though config.json does not tie it to the embedding. Files of a model for vectors "
+    ": the head, though config.json does not tie it to the embedding. Files of a model for vectors "
     'have none, and vectors read none: for these, give hf_overrides={"tie_word_embeddings": True}'
 )
 

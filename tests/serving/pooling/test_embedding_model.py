@@ -201,7 +201,7 @@ def test_files_without_a_head_say_how_their_vectors_are_had(tmp_path):
     save_file({name.removeprefix("model."): each for name, each in tensors.items()}, file)
     options = {"skip_tokenizer_init": True, "max_model_len": 64, "num_kv_blocks": 65}
     options |= {"compile_ahead": False, "show_progress": False}
-    said = "first is 'lm_head.weight', the head, .* hf_overrides={\"tie_word_embeddings\": True}"
+    said = "'lm_head.weight' is missing: the head, .* hf_overrides={\"tie_word_embeddings\": True}"
     with pytest.raises(ModelLoadError, match=said):
         LLM(tmp_path, **options)
     with small_llm() as whole:
