@@ -282,6 +282,27 @@ def _large() -> Iterator[Launch]:
             lambda x, gate, up: _gated(_wide(x, gate)[0], gate.matrix(x.dtype), up.matrix(x.dtype)),
             (x, gate, up),
         )
+    yield from _large_of_few_rows()
+
+
+def _large_of_few_rows() -> Iterator[Launch]:
+    """A tile of rows for as many features as there are multiprocessors, and a long contraction."""
+    large, F = module_of("mosaic", "large"), 8192 + 512
+    shapes = ((F, _E), (F, _E), (_E, 8192))
+    gate, up, down = (_quantized("fp8", _draw(seed, *of)) for seed, of in enumerate(shapes))
+    x, wide = _draw(3, 104, _E), _draw(4, 200, 8192)
+    yield Launch(
+        "gate and up of 104 rows",
+        large.gated,
+        lambda x, gate, up: _gated(_wide(x, gate)[0], gate.matrix(x.dtype), up.matrix(x.dtype)),
+        (x, gate, up),
+    )
+    yield Launch(
+        "down of 200 rows in two blocks",
+        lambda x, w: large.project(x, [w]),
+        lambda x, w: (_product(*_wide(x, w)),),
+        (wide, down),
+    )
 
 
 def _experts() -> Iterator[Launch]:

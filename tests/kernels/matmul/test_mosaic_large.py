@@ -12,7 +12,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from jaxinfer.kernels import fp8
-from jaxinfer.kernels.matmul.mosaic import large
+from jaxinfer.kernels.matmul.mosaic import large, large_plan
 from jaxinfer.kernels.matmul.mosaic.large_inputs import quantize_groups
 from jaxinfer.kernels.matmul.mosaic.large_plan import LargeConfig
 from jaxinfer.kernels.matmul.quantized import QuantizedLinear
@@ -101,6 +101,19 @@ def test_sizes_change_no_result(name, size):
         np.testing.assert_array_equal(*(np.asarray(each, np.float32) for each in (values, wanted)))
 
 
+_HALVES = LargeConfig(share_weights=1, splits=2, in_turn=registers.can_be_moved())
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("M", [72, 136, 256])
+@pytest.mark.parametrize("size", [2 * GROUP, 6 * GROUP, 8192])
+def test_halves_of_a_contraction_match_fp64(M, size):
+    x, linears = _rows(M, size), [draw(outputs, size, seed=outputs) for outputs in (384, 256)]
+    got = jax.jit(functools.partial(large.project, config=_HALVES))(x, linears)
+    for values, linear in zip(got, linears, strict=True):
+        _check(values, _exact(x, linear))
+
+
 @pytest.mark.gpu
 def test_a_row_is_the_same_among_others():
     """As a sequence's prefill is, whatever is prefilled beside it."""
@@ -114,15 +127,24 @@ def test_a_row_is_the_same_among_others():
 @pytest.mark.parametrize("name", _SIZES)
 @pytest.mark.parametrize("matrices", [1, 2])
 def test_no_value_lies_in_local_memory(name, matrices, monkeypatch, capfd):
+    _check_local_memory(5 * GROUP, matrices, _SIZES[name], monkeypatch, capfd)
+
+
+@needs_plugin
+def test_no_value_of_halves_lies_in_local_memory(monkeypatch, capfd):
+    _check_local_memory(6 * GROUP, 1, _HALVES, monkeypatch, capfd, rows=392)
+
+
+def _check_local_memory(size, matrices, config, monkeypatch, capfd, rows=776):
     """Sizes that no other test has: what is compiled already says nothing."""
     monkeypatch.setenv("MOSAIC_GPU_DUMP_PTXAS", "1")
-    M, size = 776, 5 * GROUP
 
     def product(codes, scale, *linears):
-        options = {"matrices": matrices, "config": _SIZES[name]}
+        options = {"matrices": matrices, "config": config}
         return large.multiply(codes, scale, linears, jnp.bfloat16, **options)
 
-    codes, scale = _shape(M, size, dtype=fp8.FP8), _shape(size // GROUP, 832, dtype=jnp.float32)
+    codes = _shape(rows, size, dtype=fp8.FP8)
+    scale = _shape(size // GROUP, -(-rows // 64) * 64, dtype=jnp.float32)
     blocks = _shape(5, size // GROUP, dtype=jnp.float32)
     linear = QuantizedLinear(_shape(640, size, dtype=fp8.FP8), blocks, inputs="group")
     compile_for_h200(product, codes, scale, linear, linear)
@@ -143,6 +165,8 @@ def _shape(*shape, dtype):
         (512, 256, LargeConfig(consumers=4)),
         (516, 256, LargeConfig()),
         (512, 192, LargeConfig()),
+        (512, 384, LargeConfig(splits=2)),
+        (512, 512, LargeConfig(splits=4)),
     ],
 )
 def test_a_configuration_that_does_not_fit_is_refused(M, size, config):
@@ -181,7 +205,7 @@ def interpreted(monkeypatch):
     monkeypatch.setattr(pl, "run_scoped", lambda run, *kinds: run(*(_Sums() for _ in kinds)))
     monkeypatch.setattr(in_flight, "start", lambda x, w: jnp.dot(_wide(x), _wide(w).T))
     monkeypatch.setattr(in_flight, "landed", lambda sums, _: sums)
-    monkeypatch.setattr(large, "MULTIPROCESSORS", 2)
+    monkeypatch.setattr(large_plan, "MULTIPROCESSORS", 2)
     quantize_groups.clear_cache()
     yield
     quantize_groups.clear_cache()

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from jax import lax
 
 from jaxinfer.kernels.fp8 import FP8
-from jaxinfer.kernels.matmul.mosaic import large
-from jaxinfer.kernels.matmul.mosaic.large_plan import SHARED_BYTES, LargeConfig, choose
+from jaxinfer.kernels.matmul.mosaic import large_plan
+from jaxinfer.kernels.matmul.mosaic.large_plan import SHARED_BYTES, LargeConfig, LargePlan, choose
 from jaxinfer.kernels.matmul.weight_form import WeightForm
 from jaxinfer.kernels.mosaic import registers
 
@@ -23,11 +23,11 @@ _SIZES = st.integers(1, 200).map(lambda n: 128 * n)
 
 def _problem(M, shapes, matrices, config):
     outputs = tuple(features for features, _ in shapes[::matrices])
-    return large._Problem(M, shapes[0][1], outputs, matrices, jnp.dtype("bfloat16"), config)
+    return LargePlan(M, shapes[0][1], outputs, matrices, jnp.dtype("bfloat16"), config)
 
 
 @given(
-    M=st.integers(33, 4096).map(lambda n: 8 * n),
+    M=st.integers(17, 4096).map(lambda n: 8 * n),
     outputs=st.lists(_SIZES, min_size=1, max_size=3),
     size=_SIZES,
     gated=st.booleans(),
@@ -38,7 +38,7 @@ def test_every_product_of_this_form_is_taken_and_can_be_built(M, outputs, size, 
     assert config is not None
     _problem(M, shapes, 2 if gated else 1, config).check()
     assert config.shared_bytes <= SHARED_BYTES
-    assert config.share_weights * config.share_rows <= 2  # Others would not all run at once.
+    assert config.blocks <= 2  # Others would not all run at once.
 
 
 _LAYER = {"qkv": (4096, 1024, 1024), "o": (4096,), "gate": (12288, 12288)}
@@ -58,6 +58,26 @@ def test_three_consumers_take_many_rows_where_registers_move_to_them(M, of_three
             is_of_three = movable and name in of_three
             assert config.consumers == (3 if is_of_three else 2)
             assert config.in_turn == (movable and not is_of_three)
+
+
+@pytest.mark.parametrize(
+    ("M", "outputs", "size", "config"),
+    [
+        (64, (12288, 12288), 4096, None),
+        (72, (12288, 12288), 4096, LargeConfig(share_weights=1, share_rows=2)),
+        (128, (4096, 1024, 1024), 4096, None),
+        (192, (4096,), 12288, LargeConfig(share_weights=1, splits=2)),
+        (192, (4096,), 4096, LargeConfig()),
+        (192, (6144,), 12288, LargeConfig()),
+        (192, (2048, 2048), 12288, LargeConfig()),
+        (264, (4096,), 12288, LargeConfig()),
+    ],
+)
+def test_few_rows_have_a_tile_a_block_or_half_of_one(M, outputs, size, config, monkeypatch):
+    for movable in (True, False):
+        monkeypatch.setattr(registers, "can_be_moved", lambda movable=movable: movable)
+        wanted = config and dataclasses.replace(config, in_turn=movable)
+        assert choose(M, [(features, size) for features in outputs], _FORM) == wanted
 
 
 @pytest.mark.parametrize(
@@ -92,7 +112,7 @@ def test_blocks_take_every_tile_once_and_clusters_take_neighbours(
     p = _problem(M, [(n, 128) for n in outputs for _ in range(matrices)], matrices, config)
     axes = [range(config.share_weights), range(config.share_rows)]
     taken = []
-    monkeypatch.setattr(large, "MULTIPROCESSORS", 6)
+    monkeypatch.setattr(large_plan, "MULTIPROCESSORS", 6)
     for cluster, row, column in itertools.product(range(p.clusters), *axes):
         place = {"cluster": cluster, "row": row, "column": column}
         with monkeypatch.context() as patch:

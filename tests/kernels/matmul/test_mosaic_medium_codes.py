@@ -71,9 +71,11 @@ def test_products_match_fp64(name, B):
 _SIZES = {
     "three tiles": (64, (512, 128, 128), 1024, MediumCodesConfig(3, 64, 4)),
     "rows beyond the last": (40, (256,), 512, MediumCodesConfig(2, 48, 2)),
-    "a split contraction": (64, (512, 128), 2048, MediumCodesConfig(2, 64, 3, splits=4)),
+    "a split contraction": (64, (512, 128), 2048, MediumCodesConfig(2, 64, 3, splits=2)),
     "blocks of rows": (128, (512, 128), 1024, MediumCodesConfig(2, 64, 4)),
     "two tiles of many sums": (256, (512, 128), 1024, MediumCodesConfig(2, 128, 4)),
+    "two warpgroups a tile": (64, (256,), 1024, MediumCodesConfig(1, 64, 4, slices=2)),
+    "three of an odd number of groups": (40, (256,), 2560, MediumCodesConfig(1, 48, 6, 2, 3)),
     "of a split contraction": (96, (256,), 1024, MediumCodesConfig(1, 48, 4, splits=2)),
 }
 
@@ -118,6 +120,7 @@ def test_groups_match_fp64_in_the_interpreter(name, monkeypatch):
     monkeypatch.setattr(tile_values, "_of_rows", of_rows)
     _check_project(name, 20, (128, 128), 512, MediumCodesConfig(2, 24, 2))
     _check_gated(name, 24, 128, 384, MediumCodesConfig(2, 32, 2))
+    _check_project(name, 24, (128,), 640, MediumCodesConfig(1, 24, 2, slices=2))
 
 
 _PUBLISHED = {

@@ -1,4 +1,4 @@
-"""Products of 129 rows and more with weights in blocks of float8_e4m3fn, DeepSeek's format.
+"""Products of many rows with weights in blocks of float8_e4m3fn, DeepSeek's format.
 
 Tensor cores multiply codes by codes. Both operands have scales along the contraction, of a group of
 128 inputs, so the sums of a group are scaled and added up in fp32 registers, as in DeepGEMM
@@ -12,15 +12,15 @@ own of the next group do (`scaled_sums.py`).
 Persistent blocks walk over tiles of 128 or 192 rows by 128 features, neighbours at the same time,
 so that the L2 holds what they read. A producer warpgroup streams both operands through shared
 memory (TMA), also of the next tile while this one's results are stored. Blocks of a cluster read
-what they have in common once (multicast).
+what they have in common once (multicast). With few rows and a long contraction two blocks share it:
+each sends the other its sums of the features that this one writes (`partial_sums.py`).
 
-A row's sums don't depend on others, nor on how many there are: each is added up in the order of the
-contraction by one warpgroup.
+A row's sums don't depend on others, nor, from 257 rows on, on how many there are: each is added up
+in the order of the contraction by one warpgroup.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -32,19 +32,24 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxtyping import Array, Float
 
-from jaxinfer.kernels.constants import MULTIPROCESSORS
 from jaxinfer.kernels.fp8 import FP8
+from jaxinfer.kernels.matmul.mosaic import partial_sums
 from jaxinfer.kernels.matmul.mosaic.large_inputs import quantize_groups
-from jaxinfer.kernels.matmul.mosaic.large_plan import ROWS, SHARED_BYTES, LargeConfig, choose
+from jaxinfer.kernels.matmul.mosaic.large_plan import (
+    REGISTERS,
+    ROWS,
+    LargeConfig,
+    LargePlan,
+    choose,
+)
+from jaxinfer.kernels.matmul.mosaic.partial_sums import AXIS
 from jaxinfer.kernels.matmul.mosaic.scaled_sums import Contraction, add_up
 from jaxinfer.kernels.matmul.quantized import QuantizedLinear
 from jaxinfer.kernels.matmul.weight_form import GROUP
-from jaxinfer.kernels.mosaic.pages import SWIZZLED, Ref, Scalar, on_warps, swizzled
+from jaxinfer.kernels.mosaic.pages import Ref, Scalar, on_warps, swizzled
 from jaxinfer.kernels.mosaic.rows import store_anyhow
 
 _OF_ROWS = plgpu.Layout.WGMMA.reduce(1)
-# Of a thread of a consumer and of the producer, by consumers.
-_REGISTERS = {2: (232, 40), 3: (160, 32)}
 
 
 def supports(rows: int, dtype: jax.typing.DTypeLike, linears: Sequence[Any]) -> bool:
@@ -115,123 +120,10 @@ def multiply(
     if scale.shape[1] != -(-M // ROWS) * ROWS:
         raise ValueError(f"{M} rows have scales for a multiple of {ROWS}, not {scale.shape}")
     outputs = tuple(features for features, _ in shapes[::matrices])
-    p = _Problem(M, size, outputs, matrices, jnp.dtype(dtype), config)
+    p = LargePlan(M, size, outputs, matrices, jnp.dtype(dtype), config)
     p.check()
     weights = [each for linear in linears for each in (linear.weight, linear.scale)]
     return _launch(p)(codes, scale, *weights)
-
-
-def snake(number: Scalar, rows: int, columns: int, swath: int) -> tuple[Scalar, Scalar]:
-    """A tile's row and column: `swath` rows at a time, columns forth and back.
-
-    As `plgpu.planar_snake`, which divides by the number of the last rows. From jax 0.12 on, where
-    Mosaic compiles by nvJitLink, that is a call, and a kernel with calls waits for each product.
-
-    Args:
-        number: below 2**22.
-        rows: of tiles.
-        columns: of tiles.
-        swath: rows that are walked through together.
-    """
-    swath = min(swath, rows)
-    whole, last = divmod(rows, swath)
-    band = lax.div(number, jnp.int32(swath * columns))
-    within = number - band * (swath * columns)
-    width, column = swath, lax.div(within, jnp.int32(swath))
-    if last:
-        is_whole = band < whole
-        width = jnp.where(is_whole, swath, last)
-        inverse = jnp.where(is_whole, jnp.float32(1 / swath), jnp.float32(1 / last))
-        column = ((within.astype(jnp.float32) + 0.5) * inverse).astype(jnp.int32)
-    row = band * swath + within - column * width
-    return row, jnp.where(lax.rem(band, jnp.int32(2)) == 0, column, columns - 1 - column)
-
-
-@dataclasses.dataclass(frozen=True)
-class _Problem:
-    """Everything static about one launch."""
-
-    M: int
-    size: int  # I, the contraction
-    outputs: tuple[int, ...]  # features of each output
-    matrices: int  # that one block reads: 2 for gate and up
-    dtype: jnp.dtype
-    config: LargeConfig
-
-    def check(self) -> None:
-        """Raises ValueError where the kernel cannot be built."""
-        c = self.config
-        sizes = c.consumers not in _REGISTERS or c.stages < 2 or c.shared_bytes > SHARED_BYTES
-        whole = self.M % 8 == 0 and all(n % GROUP == 0 for n in (self.size, *self.outputs))
-        if sizes or not whole or self.dtype.itemsize != 2:
-            raise ValueError(f"{c} does not fit {self.dtype}, M {self.M}, outputs {self.outputs}")
-
-    @property
-    def steps(self) -> int:
-        """Groups of the contraction."""
-        return self.size // GROUP
-
-    @property
-    def rows(self) -> int:
-        """Of a tile."""
-        return self.config.consumers * ROWS
-
-    @property
-    def features(self) -> int:
-        """Outputs of a tile."""
-        return GROUP // self.matrices
-
-    @property
-    def tiles(self) -> tuple[int, int]:
-        """How many tiles of a whole cluster there are along rows and features."""
-        rows = self.rows * self.config.share_weights
-        features = self.features * self.config.share_rows
-        return -(-self.M // rows), -(-sum(self.outputs) // features)
-
-    @property
-    def cluster(self) -> dict[str, int]:
-        """Axes of the cluster: along "row" weights are shared, along "column" rows are."""
-        axes = {"row": self.config.share_weights, "column": self.config.share_rows}
-        return {name: size for name, size in axes.items() if size > 1}
-
-    @property
-    def clusters(self) -> int:
-        """How many run at once."""
-        size = self.config.share_weights * self.config.share_rows
-        rows, columns = self.tiles
-        return min(MULTIPROCESSORS // size, rows * columns)
-
-    @property
-    def count(self) -> Scalar:
-        """How many tiles are this block's."""
-        rows, columns = self.tiles
-        left = rows * columns - lax.axis_index("cluster")
-        return (left + self.clusters - 1) // self.clusters
-
-    def tile(self, index: Scalar) -> tuple[Scalar, Scalar]:
-        """First row of this block's tile, and its number among tiles of all outputs."""
-        number = lax.axis_index("cluster") + index * self.clusters
-        row, column = snake(number, *self.tiles, self.config.swath)
-        row = row * self.config.share_weights + self._place("row")
-        return row * self.rows, column * self.config.share_rows + self._place("column")
-
-    def _place(self, name: str) -> Scalar | int:
-        """This block's place along an axis of its cluster."""
-        return lax.axis_index(name) if name in self.cluster else 0
-
-    def by_output(self, tile: Scalar, do: Callable[[int, Scalar], None]) -> None:
-        """Calls `do(output, first feature)` for the output that a tile is in."""
-        for output, first in enumerate(self.firsts):
-            mine = tile >= first
-            if output + 1 < len(self.firsts):  # What lies beyond the last is the last's.
-                mine &= tile < self.firsts[output + 1]
-            pl.when(mine)(functools.partial(do, output, (tile - first) * self.features))
-
-    @property
-    def firsts(self) -> list[int]:
-        """The number of each output's first tile."""
-        counts = [features // self.features for features in self.outputs]
-        return [sum(counts[:output]) for output in range(len(counts))]
 
 
 class _Stages(NamedTuple):
@@ -243,21 +135,14 @@ class _Stages(NamedTuple):
     free: Any
 
 
-def _launch(p: _Problem) -> Callable[..., tuple[jax.Array, ...]]:
-    c = p.config
-    operand = swizzled(GROUP, FP8.itemsize)
-    free = plgpu.Barrier(num_arrivals=c.consumers, num_barriers=c.stages)
-    if p.cluster:  # A slot is free when no block that it was filled for reads it.
-        free = plgpu.ClusterBarrier(
-            collective_axes=tuple(p.cluster), num_arrivals=c.consumers, num_barriers=c.stages
-        )
-    stages = _Stages(
-        x=plgpu.SMEM((c.stages, p.rows, GROUP), FP8, transforms=operand),
-        w=plgpu.SMEM((c.stages, GROUP, GROUP), FP8, transforms=operand),
-        filled=plgpu.Barrier(num_arrivals=1 + p.matrices, num_barriers=c.stages),
-        free=free,
-    )
-    out = plgpu.SMEM((c.consumers, ROWS, p.features), p.dtype, transforms=SWIZZLED)
+class _Sharing(NamedTuple):
+    """Barriers of blocks that share a contraction."""
+
+    done: Any  # no block reads its stages any more
+    arrived: Any  # the other block's sums
+
+
+def _launch(p: LargePlan) -> Callable[..., tuple[jax.Array, ...]]:
     return plgpu.kernel(
         functools.partial(_block, p),
         out_type=tuple(jax.ShapeDtypeStruct((p.M, n), p.dtype) for n in p.outputs),
@@ -265,27 +150,56 @@ def _launch(p: _Problem) -> Callable[..., tuple[jax.Array, ...]]:
         grid_names=("cluster",),
         cluster=tuple(p.cluster.values()),
         cluster_names=tuple(p.cluster),
-        num_threads=c.consumers + 1,
+        num_threads=p.config.consumers + 1,
         thread_name="warpgroup",
-        scratch_types={"ring": stages, "o_smem": out},
+        scratch_types=_scratch(p),
         compiler_params=plgpu.CompilerParams(approx_math=True),
         kernel_name="large_gated" if p.matrices == 2 else "large_project",
     )
 
 
-def _block(p, x, scale, *refs, ring, o_smem):
+def _scratch(p: LargePlan) -> dict[str, Any]:
+    c, operand = p.config, swizzled(GROUP, FP8.itemsize)
+    free = plgpu.Barrier(num_arrivals=c.consumers, num_barriers=c.stages)
+    if p.readers:  # A slot is free when no block that it was filled for reads it.
+        free = plgpu.ClusterBarrier(
+            collective_axes=p.readers, num_arrivals=c.consumers, num_barriers=c.stages
+        )
+    x = plgpu.SMEM((c.stages, p.rows, GROUP), FP8, transforms=operand)
+    out = plgpu.SMEM((c.consumers, ROWS, p.kept), p.dtype, transforms=swizzled(min(p.kept, 64)))
+    memory, sharing = (x, out), None
+    if c.splits > 1:  # What follows the only tile takes the place of its rows.
+        part = partial_sums.memory(c.consumers, ROWS, p.kept)
+        memory = plgpu.RefUnion(x, (part, out))
+        sharing = _Sharing(
+            done=plgpu.ClusterBarrier(collective_axes=(AXIS,), num_arrivals=c.consumers),
+            arrived=plgpu.Barrier(num_barriers=c.consumers),
+        )
+    return {
+        "memory": memory,
+        "w": plgpu.SMEM((c.stages, GROUP, GROUP), FP8, transforms=operand),
+        "filled": plgpu.Barrier(num_arrivals=1 + p.matrices, num_barriers=c.stages),
+        "free": free,
+        "sharing": sharing,
+    }
+
+
+def _block(p, x, scale, *refs, memory, w, filled, free, sharing):
     count = 2 * p.matrices * len(p.outputs)
     weights, scales, outputs = refs[:count:2], refs[1:count:2], refs[count:]
     consumer = lax.axis_index("warpgroup")
+    ring_x, after = memory
+    ring = _Stages(ring_x, w, filled, free)
 
     @pl.when(consumer == p.config.consumers)
     def _produce():
-        plgpu.set_max_registers(_REGISTERS[p.config.consumers][1], action="decrease")
+        plgpu.set_max_registers(REGISTERS[p.config.consumers][1], action="decrease")
         on_warps(lambda: _stream_weights(p, weights, ring), lambda: _stream_rows(p, x, ring))
 
     @pl.when(consumer < p.config.consumers)
     def _consume():
-        plgpu.set_max_registers(_REGISTERS[p.config.consumers][0], action="increase")
+        plgpu.set_max_registers(REGISTERS[p.config.consumers][0], action="increase")
+        o_smem = after if sharing is None else after[1]
         own = o_smem.at[consumer]
 
         def one(index, slot):
@@ -296,12 +210,14 @@ def _block(p, x, scale, *refs, ring, o_smem):
             out = sums[0]
             if p.matrices == 2:
                 out = out / (1.0 + jnp.exp(-out)) * sums[1]
+            if sharing is not None:
+                out = _shared(out, after[0].at[consumer], sharing, consumer)
             plgpu.wait_smem_to_gmem(0, wait_read_only=True)
             store_anyhow(own, out.astype(p.dtype))
             plgpu.commit_smem()
 
             def write(output, feature):
-                rows, columns = pl.ds(row + consumer * ROWS, ROWS), pl.ds(feature, p.features)
+                rows, columns = pl.ds(row + consumer * ROWS, ROWS), p.columns(feature)
                 plgpu.copy_smem_to_gmem(own, outputs[output].at[rows, columns])
 
             p.by_output(tile, write)
@@ -311,14 +227,26 @@ def _block(p, x, scale, *refs, ring, o_smem):
         plgpu.wait_smem_to_gmem(0)
 
 
-def _stream(p: _Problem, index: Scalar, ring: _Stages, copy: Callable[[Scalar, Any], None]) -> None:
+def _shared(sums, part, sharing, consumer):
+    """The columns of the sums that this block keeps, over both blocks' parts."""
+    plgpu.commit_smem()  # A single thread tells the other blocks.
+    plgpu.barrier_arrive(sharing.done)
+    plgpu.barrier_wait(sharing.done)
+    return partial_sums.add_over_cluster(
+        sums, part, sharing.arrived.at[consumer], plgpu.Layout.WGMMA
+    )
+
+
+def _stream(
+    p: LargePlan, index: Scalar, ring: _Stages, copy: Callable[[Scalar, Any], None]
+) -> None:
     """Producer warp: calls `copy(slot, columns)` for every group of a tile once a stage is free."""
 
     def one(group, _):
         step = index * p.steps + group
         slot = lax.rem(step, jnp.int32(p.config.stages))
         pl.when(step >= p.config.stages)(lambda: plgpu.barrier_wait(ring.free.at[slot]))
-        copy(slot, pl.ds(group * GROUP, GROUP))
+        copy(slot, pl.ds((p.start + group) * GROUP, GROUP))
 
     lax.fori_loop(0, p.steps, one, None)
 
@@ -370,7 +298,8 @@ def _multiply(p, left, slot, row, tile, consumer, scale, scales, ring):
     # Rows beyond the last are multiplied, and never stored.
     rows = pl.ds(jnp.minimum(row + consumer * ROWS, scale.shape[1] - ROWS), ROWS)
 
-    def of_group(group):
+    def of_group(step):
+        group = p.start + step
         of_rows = plgpu.load(scale.at[group, rows], layout=_OF_ROWS, optimized=False)
         return of_rows, [_scale_of(p, scales, tile, group, m) for m in range(p.matrices)]
 

@@ -13,8 +13,7 @@ scale of their own.
 A block computes `rows` rows of the batch for up to three tiles of 64 features, each of a consumer
 warpgroup; a producer warpgroup streams codes and rows through shared memory (TMA). Of gate and up a
 tile has 32 features each. Blocks of a cluster have different rows and read codes once for all; or
-they share the contraction: each of `splits` blocks sends its sums to the one that adds them, a part
-of the batch.
+they share the contraction: each of two sends the other the sums of the rows that this one writes.
 
 Which products pay, and with which sizes, is in `medium_codes_plan.py`.
 """
@@ -32,12 +31,14 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxtyping import Array, Float
 
+from jaxinfer.kernels.matmul.mosaic import partial_sums
 from jaxinfer.kernels.matmul.mosaic.large_inputs import quantize_groups
 from jaxinfer.kernels.matmul.mosaic.medium_codes_plan import (
     MediumCodesConfig,
     MediumCodesPlan,
     choose,
 )
+from jaxinfer.kernels.matmul.mosaic.partial_sums import AXIS
 from jaxinfer.kernels.matmul.mosaic.tile_values import HALF, OPERAND, values_of_tile
 from jaxinfer.kernels.matmul.mosaic.widened import widened
 from jaxinfer.kernels.matmul.quantized import QuantizedLinear
@@ -112,7 +113,7 @@ def _run(x, weights, matrices, config):
         grid_names=("block",),
         cluster=tuple(p.cluster.values()),
         cluster_names=tuple(p.cluster),
-        num_threads=config.consumers + 1,
+        num_threads=config.consumers * config.slices + 1,
         thread_name="warpgroup",
         scratch_types=_scratch(p, x.dtype),
         compiler_params=plgpu.CompilerParams(approx_math=True, unsafe_no_auto_barriers=True),
@@ -128,20 +129,29 @@ def _scratch(p: MediumCodesPlan, dtype: Any) -> dict[str, Any]:
     x_smem = plgpu.SMEM((c.stages, c.rows, GROUP), x_dtype, transforms=x_layout)
     tiles = (c.stages, c.consumers, TILE, width)
     # What follows the products takes the place of rows that have all been read.
-    sums = plgpu.SMEM((c.consumers, c.splits, TILE, p.kept), jnp.float32)
+    slices = partial_sums.memory(c.consumers, c.slices - 1, TILE, c.rows)
+    sums = partial_sums.memory(c.consumers, TILE, p.kept)
     gates = plgpu.SMEM((c.consumers, TILE, p.kept), jnp.float32)
     out = plgpu.SMEM((c.consumers, p.kept, p.features), dtype, transforms=swizzled(p.features))
-    after = (*[sums] * (c.splits > 1), *[gates] * (p.matrices > 1), out)
+    after = (
+        *[slices] * (c.slices > 1),
+        *[sums] * (c.splits > 1),
+        *[gates] * (p.matrices > 1),
+        out,
+    )
     free = plgpu.Barrier(num_arrivals=c.consumers, num_barriers=c.stages)
     if "rows" in p.cluster:  # A slot is free when no block that it was filled for reads it.
         free = plgpu.ClusterBarrier(
             collective_axes=("rows",), num_arrivals=c.consumers, num_barriers=c.stages
         )
-    done = plgpu.Barrier(num_arrivals=c.consumers)
-    gathered = None
+    multiplying = c.consumers * c.slices
+    done = plgpu.Barrier(num_arrivals=multiplying)
+    sliced = arrived = None
+    if c.slices > 1:
+        sliced = plgpu.Barrier(num_arrivals=c.slices - 1, num_barriers=c.consumers)
     if c.splits > 1:
-        done = plgpu.ClusterBarrier(collective_axes=("split",), num_arrivals=c.consumers)
-        gathered = plgpu.Barrier(num_arrivals=c.splits, num_barriers=c.consumers)
+        done = plgpu.ClusterBarrier(collective_axes=(AXIS,), num_arrivals=multiplying)
+        arrived = plgpu.Barrier(num_barriers=c.consumers)
     return {
         "x_after": plgpu.RefUnion(x_smem, after),
         "w_smem": plgpu.SMEM(tiles, p.form.dtype, transforms=swizzled(width, 1)),
@@ -149,18 +159,19 @@ def _scratch(p: MediumCodesPlan, dtype: Any) -> dict[str, Any]:
         "filled": plgpu.Barrier(num_arrivals=p.matrices * c.consumers + 1, num_barriers=c.stages),
         "free": free,
         "done": done,
-        "gathered": gathered,
+        "sliced": sliced,
+        "arrived": arrived,
     }
 
 
-def _block(p, tree, *refs, x_after, w_smem, filled, free, done, gathered):
+def _block(p, tree, *refs, x_after, w_smem, filled, free, done, sliced, arrived):
     x, inputs, weights = jax.tree.unflatten(tree, refs[: tree.num_leaves])
     outputs = refs[tree.num_leaves :]
     x_smem, after = x_after
-    warpgroup = lax.axis_index("warpgroup")
-    consumers = p.config.consumers
+    warpgroup, c = lax.axis_index("warpgroup"), p.config
+    producer = c.consumers * c.slices
 
-    @pl.when(warpgroup == consumers)
+    @pl.when(warpgroup == producer)
     def _produce():
         if p.moves_registers:
             plgpu.set_max_registers(_PRODUCER_REGISTERS, action="decrease")
@@ -173,39 +184,60 @@ def _block(p, tree, *refs, x_after, w_smem, filled, free, done, gathered):
 
         on_warps(
             lambda: _stream_rows(p, x, x_smem, filled, free),
-            *[functools.partial(codes, consumer) for consumer in range(consumers)],
+            *[functools.partial(codes, consumer) for consumer in range(c.consumers)],
         )
 
-    @pl.when(warpgroup < consumers)
+    @pl.when(warpgroup < producer)
     def _consume():
         if p.moves_registers:
             plgpu.set_max_registers(_CONSUMER_REGISTERS, action="increase")
-        tile = p.first_tile + warpgroup
+        consumer, part = warpgroup, 0
+        if c.slices > 1:
+            consumer, part = lax.rem(warpgroup, c.consumers), lax.div(warpgroup, c.consumers)
+        tile = p.first_tile + consumer
         multiply = _multiply_groups if p.form.is_grouped else _multiply
-        sums = multiply(p, weights, inputs, tile, warpgroup, x_smem, w_smem, filled, free)
-        if p.config.splits > 1:  # A single thread tells the other blocks.
+        sums = multiply(p, weights, inputs, tile, consumer, part, x_smem, w_smem, filled, free)
+        if c.splits > 1:  # A single thread tells the other block.
             plgpu.commit_smem()
         plgpu.barrier_arrive(done)
         plgpu.barrier_wait(done)
-        if p.config.splits > 1:
-            sums = _sum_over_cluster(p, sums, warpgroup, after[0], gathered)
-        if not p.form.is_grouped:
-            scale = values_of_tile(p, [each.scale for each in weights], tile, None)
-            sums = sums * lax.broadcast_in_dim(scale, sums.shape, [0])
-        out_smem = after[-1].at[warpgroup]
-        if p.matrices == 2:
-            _gate(p, sums, after[-2].at[warpgroup], out_smem)
-        else:
-            store_anyhow(out_smem.transpose((1, 0)), sums.astype(out_smem.dtype))
-        plgpu.commit_smem()
+        if c.slices == 1:
+            _finish(p, weights, outputs, sums, tile, consumer, after, arrived)
+            return
+        slices, all_sliced = after[0].at[consumer], sliced.at[consumer]
 
-        def write(output, feature):
-            rows = pl.ds(p.row + p.along("split") * p.kept, p.kept)
-            target = outputs[output].at[rows, pl.ds(feature, p.features)]
-            plgpu.copy_smem_to_gmem(out_smem, target)
+        @pl.when(part > 0)
+        def _send():
+            partial_sums.send_to_first(sums, slices.at[part - 1], all_sliced)
 
-        p.by_output(tile, write)
-        plgpu.wait_smem_to_gmem(0)
+        @pl.when(part == 0)
+        def _add():
+            added = partial_sums.add_received(sums, slices, all_sliced, OPERAND)
+            _finish(p, weights, outputs, added, tile, consumer, after[1:], arrived)
+
+
+def _finish(p, weights, outputs, sums, tile, consumer, after, arrived):
+    """Writes a tile from its block's sums."""
+    if p.config.splits > 1:
+        received, barrier = after[0].at[consumer], arrived.at[consumer]
+        sums = partial_sums.add_over_cluster(sums, received, barrier, OPERAND)
+    if not p.form.is_grouped:
+        scale = values_of_tile(p, [each.scale for each in weights], tile, None)
+        sums = sums * lax.broadcast_in_dim(scale, sums.shape, [0])
+    out_smem = after[-1].at[consumer]
+    if p.matrices == 2:
+        _gate(p, sums, after[-2].at[consumer], out_smem)
+    else:
+        store_anyhow(out_smem.transpose((1, 0)), sums.astype(out_smem.dtype))
+    plgpu.commit_smem()
+
+    def write(output, feature):
+        rows = pl.ds(p.row + p.along(AXIS) * p.kept, p.kept)
+        target = outputs[output].at[rows, pl.ds(feature, p.features)]
+        plgpu.copy_smem_to_gmem(out_smem, target)
+
+    p.by_output(tile, write)
+    plgpu.wait_smem_to_gmem(0)
 
 
 def _stream(p, free, copy):
@@ -246,11 +278,12 @@ def _stream_rows(p, x, x_smem, filled, free):
     _stream(p, free, copy)
 
 
-def _multiply(p, weights, inputs, tile, consumer, x_smem, w_smem, filled, free):
-    """A tile's features times the block's rows, not scaled."""
+def _multiply(p, weights, inputs, tile, consumer, part, x_smem, w_smem, filled, free):
+    """A tile's features times the block's rows, not scaled, over every `slices`-th chunk."""
 
     def products(sums):
-        def one(step, _):
+        def one(index, _):
+            step = index * p.config.slices + part
             stage = lax.rem(step, jnp.int32(p.config.stages))
             plgpu.barrier_wait(filled.at[stage])
             operand = _operand(p, w_smem.at[stage, consumer])
@@ -258,13 +291,13 @@ def _multiply(p, weights, inputs, tile, consumer, x_smem, w_smem, filled, free):
             plgpu.wgmma_wait(0)  # Lets the next tile have this one's registers.
             _release(p, free, step)
 
-        lax.fori_loop(0, p.steps, one, None)
+        lax.fori_loop(0, p.steps_of(part), one, None)
         return sums[...]
 
     return pl.run_scoped(products, plgpu.ACC((TILE, p.config.rows), jnp.float32))
 
 
-def _multiply_groups(p, weights, inputs, tile, consumer, x_smem, w_smem, filled, free):
+def _multiply_groups(p, weights, inputs, tile, consumer, part, x_smem, w_smem, filled, free):
     """The same where each chunk has scales: its sums are scaled before they are added."""
     last = p.start + p.steps - 1
 
@@ -274,11 +307,12 @@ def _multiply_groups(p, weights, inputs, tile, consumer, x_smem, w_smem, filled,
             arrays.append([each.zero for each in weights])
         return tuple(values_of_tile(p, each, tile, jnp.minimum(chunk, last)) for each in arrays)
 
-    def one(step, carry):
+    def one(index, carry):
         sums, (scale, *zero) = carry
+        step = index * p.config.slices + part
         stage, chunk = lax.rem(step, jnp.int32(p.config.stages)), p.start + step
         plgpu.barrier_wait(filled.at[stage])
-        asked = ask(chunk + 1)
+        asked = ask(chunk + p.config.slices)
 
         def products(sums):
             operand = _operand(p, w_smem.at[stage, consumer], *zero)
@@ -295,8 +329,8 @@ def _multiply_groups(p, weights, inputs, tile, consumer, x_smem, w_smem, filled,
         return sums + more * lax.broadcast_in_dim(scale, more.shape, [0]), asked
 
     zeros = jnp.zeros((TILE, p.config.rows), jnp.float32)
-    carry = plgpu.layout_cast(zeros, OPERAND), ask(p.start)
-    return lax.fori_loop(0, p.steps, one, carry)[0]
+    carry = plgpu.layout_cast(zeros, OPERAND), ask(p.start + part)
+    return lax.fori_loop(0, p.steps_of(part), one, carry)[0]
 
 
 def _operand(p, codes, *zero):
@@ -318,25 +352,6 @@ def _release(p, free, step):
         if "rows" in p.cluster:  # A single thread tells the other blocks.
             plgpu.commit_smem()
         plgpu.barrier_arrive(free.at[lax.rem(step, jnp.int32(p.config.stages))])
-
-
-def _sum_over_cluster(p, sums, consumer, parts, gathered):
-    """Of the sums over all parts of the contraction, those of the rows that this block keeps."""
-    for block in range(p.config.splits):
-        plgpu.async_store_smem(
-            sums[:, block * p.kept : (block + 1) * p.kept],
-            parts.at[consumer, p.along("split")],
-            gathered.at[consumer],
-            cluster_idx=jnp.int32(block),
-            cluster_dim="split",
-            optimized=False,
-        )
-    plgpu.barrier_wait(gathered.at[consumer])
-    found = (
-        plgpu.load(parts.at[consumer, i], layout=OPERAND, optimized=False)
-        for i in range(p.config.splits)
-    )
-    return functools.reduce(jnp.add, found)
 
 
 def _gate(p, sums, gates, out):

@@ -12,6 +12,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 
 from jaxinfer.kernels.constants import MULTIPROCESSORS
+from jaxinfer.kernels.matmul.mosaic.partial_sums import AXIS
 from jaxinfer.kernels.matmul.weight_form import GROUP, TILE, WeightForm
 from jaxinfer.kernels.mosaic import registers
 from jaxinfer.kernels.mosaic.pages import Scalar
@@ -33,14 +34,16 @@ class MediumCodesConfig:
     Attributes:
         consumers: tiles of 64 outputs of a block, 1 to 3, each of a consumer warpgroup.
         rows: of a block, a multiple of 8.
-        stages: pieces of the contraction in flight.
-        splits: blocks of a cluster that share the contraction.
+        stages: pieces of the contraction in flight, a multiple of `slices`.
+        splits: blocks of a cluster that share the contraction, 1 or 2.
+        slices: consumer warpgroups of a tile, which take pieces in turn.
     """
 
     consumers: int
     rows: int
     stages: int
     splits: int = 1
+    slices: int = 1
 
 
 def choose(
@@ -88,8 +91,9 @@ def choose(
     cuts = [(consumers, n) for consumers, n in cuts if size // GROUP % n == 0]
     consumers, found = max(cuts, key=rank)
     outputs = tuple(shape[0] for shape in shapes[::matrices])
-    for stages in range(_MOST_STAGES, 1, -1):
-        config = MediumCodesConfig(consumers, rows(found), stages, found)
+    slices = _slices(form, rows(found), consumers) if row_blocks == matrices == 1 else 1
+    for stages in range(_MOST_STAGES - _MOST_STAGES % slices, 1, -slices):
+        config = MediumCodesConfig(consumers, rows(found), stages, found, slices)
         if MediumCodesPlan(B, size, outputs, matrices, form, config).shared_bytes <= _SHARED_BYTES:
             return config
     return None
@@ -107,6 +111,16 @@ def _most_consumers(form: WeightForm, rows: int, row_blocks: int, matrices: int)
     return 2 if widens and registers.can_be_moved() else 1
 
 
+def _slices(form: WeightForm, rows: int, consumers: int) -> int:
+    """Warpgroups of a tile: one alone waits for each group's sums before it multiplies the next.
+
+    As many as registers hold, where tensor cores multiply codes as they are.
+    """
+    if not form.multiplies_codes:
+        return 1
+    return max(1, (3 if rows <= _ROWS_OF_MANY_SUMS else 2) // consumers)
+
+
 @dataclasses.dataclass(frozen=True)
 class MediumCodesPlan:
     """Everything static about one launch."""
@@ -122,6 +136,10 @@ class MediumCodesPlan:
     def steps(self) -> int:
         """Chunks of the contraction that a block goes through, each in a stage."""
         return self.size // (GROUP * self.config.splits)
+
+    def steps_of(self, part: Scalar | int) -> Scalar | int:
+        """Chunks of a block that one of its slices takes."""
+        return (self.steps - part + self.config.slices - 1) // self.config.slices
 
     @property
     def features(self) -> int:
@@ -151,7 +169,7 @@ class MediumCodesPlan:
     @property
     def cluster(self) -> dict[str, int]:
         """Its axes: along "rows" blocks share codes, along "split" the contraction."""
-        axes = {"rows": self.row_blocks, "split": self.config.splits}
+        axes = {"rows": self.row_blocks, AXIS: self.config.splits}
         return {name: size for name, size in axes.items() if size > 1}
 
     @property
@@ -170,7 +188,8 @@ class MediumCodesPlan:
         """Shared memory of a block, without its barriers."""
         c = self.config
         codes = c.stages * c.consumers * TILE * self.form.width(GROUP)
-        sums = TILE * c.rows * (c.splits > 1) + TILE * self.kept * (self.matrices > 1)
+        sums = TILE * self.kept * ((c.splits > 1) + (self.matrices > 1))
+        sums += TILE * c.rows * (c.slices - 1)
         after = c.consumers * (4 * sums + 2 * self.kept * self.features)
         return codes + max(c.stages * c.rows * GROUP * self.input_bytes, after)
 
@@ -191,7 +210,7 @@ class MediumCodesPlan:
     @property
     def start(self) -> Scalar:
         """First chunk of this block's part of the contraction."""
-        return self.along("split") * self.steps
+        return self.along(AXIS) * self.steps
 
     def by_output(self, tile: Scalar, do: Callable[[int, Scalar], None]) -> None:
         """Calls `do(output, first feature)` for the output that a tile belongs to."""
@@ -207,7 +226,10 @@ class MediumCodesPlan:
     def check(self) -> None:
         """Raises ValueError where the kernel can't be built."""
         c = self.config
-        sizes = c.rows % (8 * c.splits) or c.rows > 256 or not 1 <= c.consumers <= 3 or c.stages < 2
+        sizes = c.rows % (8 * c.splits) or c.rows > 256 or c.stages < 2 or c.stages % c.slices
+        sizes = (
+            sizes or not 1 <= c.consumers <= c.consumers * c.slices <= 3 or c.splits not in (1, 2)
+        )
         cut = self.B % 8 or self.size % (GROUP * c.splits) or any(n % TILE for n in self.outputs)
         # Each block of a cluster fetches as many 8-row pieces of a shared tile.
         shares = self.features // 8 % self.row_blocks

@@ -1,0 +1,89 @@
+"""Adds up the sums of a tile over warpgroups that have a part of the contraction each.
+
+The warpgroups are of one block, or of two blocks of a cluster. Either way parts are added in the
+same order in every run.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.experimental.pallas import mosaic_gpu as plgpu
+
+from jaxinfer.kernels.mosaic.pages import Ref, RegisterLayout, swizzled
+from jaxinfer.kernels.mosaic.rows import store_anyhow
+
+AXIS = "split"
+"""Of a cluster, along which two blocks share the contraction."""
+
+
+def memory(*shape: int) -> Any:
+    """Shared memory ``[..., rows, columns]`` for sums, columns being a multiple of 8."""
+    columns = next(n for n in (32, 16, 8) if shape[-1] % n == 0)
+    return plgpu.SMEM(shape, jnp.float32, transforms=swizzled(columns, 4))
+
+
+def send_to_first(sums: jax.Array, received: Ref, arrived: Any) -> None:
+    """Hand a warpgroup's sums to the one that adds those of its block.
+
+    Args:
+        sums: ``[rows, columns]`` in registers.
+        received: as much of `memory`, which no warpgroup of the block uses otherwise any more.
+        arrived: a barrier with an arrival for each that sends.
+    """
+    store_anyhow(received, sums)
+    plgpu.barrier_arrive(arrived)
+
+
+def add_received(sums: jax.Array, received: Ref, arrived: Any, layout: RegisterLayout) -> jax.Array:
+    """A warpgroup's sums ``[rows, columns]`` and those that others of its block have sent.
+
+    Args:
+        sums: of this warpgroup's part, in registers.
+        received: `memory` ``[others, rows, columns]``.
+        arrived: see `send_to_first`.
+        layout: of `sums`.
+    """
+    plgpu.barrier_wait(arrived)
+    others = [
+        plgpu.load(received.at[part], layout=layout, optimized=False)
+        for part in range(received.shape[0])
+    ]
+    return functools.reduce(jnp.add, others, sums)
+
+
+def add_over_cluster(
+    sums: jax.Array, received: Ref, arrived: Any, layout: RegisterLayout
+) -> jax.Array:
+    """A warpgroup's sums ``[rows, columns / 2]`` over both blocks, of the columns its block keeps.
+
+    Each block sends the other one the columns that this one keeps, through distributed shared
+    memory. Two numbers have one sum in either order.
+
+    Args:
+        sums: ``[rows, columns]`` of this block's half, in registers.
+        received: `memory` ``[rows, columns / 2]``, which neither block uses otherwise any more.
+        arrived: a barrier of one arrival.
+        layout: of `sums`.
+    """
+    kept, own = received.shape[1], lax.axis_index(AXIS)
+    halves = sums[:, :kept], sums[:, kept:]
+
+    def exchange(mine: int) -> jax.Array:
+        plgpu.async_store_smem(
+            halves[1 - mine],
+            received,
+            arrived,
+            cluster_idx=jnp.int32(1 - mine),
+            cluster_dim=AXIS,
+            optimized=False,
+        )
+        return halves[mine]
+
+    kept_sums = lax.cond(own == 0, lambda: exchange(0), lambda: exchange(1))
+    plgpu.barrier_wait(arrived)
+    return kept_sums + plgpu.load(received, layout=layout, optimized=False)
