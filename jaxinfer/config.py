@@ -144,7 +144,8 @@ class EngineConfig:
             JAX's allocator never gives more than its own share, which is 75% unless the environment
             variable XLA_CLIENT_MEM_FRACTION is set before JAX starts; the commands set it.
         enable_prefix_caching: keep full blocks of finished requests for prompts that share them.
-        swap_space: GiB of host memory that holds the blocks of preempted requests; taken at start.
+        swap_space: GiB of host memory that holds the blocks of preempted requests; taken at start,
+            and pinned on GPUs.
         preemption_mode: what happens to a preempted request: its tokens are computed again
             ("recompute"), or its blocks move to host memory ("swap", needs `swap_space`).
         kv_offloading_size: GiB of host memory for blocks that leave the prefix cache, which come

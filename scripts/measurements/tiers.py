@@ -171,7 +171,7 @@ class Beginnings:
 def _beginners(llm: "LLM") -> list[tuple[Any, str]]:
     """What an engine with tiers calls between steps: blocks out, blocks back, and fetches."""
     runner = llm._loaded.replicas[0].runner
-    rows = runner.launcher._rows
+    rows = runner.launcher.block_rows
     return [(rows, "copy_out"), (rows, "copy_back"), (runner.transfers, "fetch")]
 
 

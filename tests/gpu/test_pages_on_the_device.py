@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 from jaxinfer import LLM, SamplingParams
-from jaxinfer.serving.programs.kinds.copy_blocks import SwapKey
 from jaxinfer.serving.programs.kinds.sampled_decode import SampledDecodeKey
 from tests.gpu.bundled import MAX_MODEL_LEN, ragged_prompts
 from tests.gpu.failing_step import fail_in_the_third_step
@@ -102,13 +101,13 @@ def test_blocks_come_back_from_host_memory_bit_for_bit(runner):
     blocks = runner.launcher._host_blocks
     out = [(block, host) for host, block in enumerate([5, 1, 30, 7, *range(40, 59)])]
     back = [(block + 60, host) for block, host in out]
-    gather, scatter = (runner._compiled[SwapKey(blocks.copy_size, out)] for out in (True, False))
-    blocks.copy_out(runner.resident.kv, out, gather)
+    copies = runner.launcher.block_rows
+    blocks.swap(runner.resident.kv, out, [], copies)
     runner.launcher.resident = runner.resident._replace(
         kv=jax.tree.map(jnp.zeros_like, runner.resident.kv)
     )
     runner.launcher.resident = runner.resident._replace(
-        kv=blocks.copy_in(runner.resident.kv, back, scatter)
+        kv=blocks.swap(runner.resident.kv, [], back, copies)
     )
     for pages in jax.tree.leaves(runner.resident.kv):
         after = np.asarray(pages).view(np.uint16)

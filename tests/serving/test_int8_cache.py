@@ -13,7 +13,7 @@ from jaxinfer.model.modules import abstract_params
 from jaxinfer.model.sharding import ShardingRules, make_mesh
 from jaxinfer.serving.compile.program_store import ProgramStore, export_program
 from jaxinfer.serving.compile.tracing_worker import make_task
-from jaxinfer.serving.programs.kinds.copy_blocks import SwapKey
+from jaxinfer.serving.programs.kinds.block_rows import BlockRowsKey
 from jaxinfer.serving.programs.layout import DecodeShape
 from jaxinfer.serving.programs.program_set import program_of
 from jaxinfer.serving.programs.programs import Programs
@@ -170,7 +170,7 @@ def test_its_programs_are_kept_and_traced_alike_elsewhere(tmp_path):
     context = StepContext(CONFIG, mesh, rules, kernels, 16, "float32", kv_cache_dtype="int8")
     params = abstract_params(CONFIG, "float32", mesh, rules)
     programs, store = Programs(context, params, 9, 3), ProgramStore(tmp_path)
-    work = {DecodeShape(2, 4): "decode", SwapKey(4, to_host=False): "swap"}
+    work = {DecodeShape(2, 4): "decode", BlockRowsKey(1, 4, out=False): "rows"}
     task = make_task(programs, work, store=store, platform="cpu")
     command = "import pickle, sys; from jaxinfer.serving.compile.tracing_worker import trace; "
     command += "trace(pickle.load(sys.stdin.buffer))"

@@ -12,20 +12,6 @@ from jaxtyping import Array, Int32, Shaped
 from jaxinfer.kernels.attention.kv_cache_spec import paged, with_pages
 from jaxinfer.serving.programs.steps import KVCache
 
-Blocks = KVCache
-"""The contents of n blocks, entry by entry: ``[n, ...]`` where pages are ``[P, ...]``."""
-
-
-def gather_blocks(kv: KVCache, ids: Int32[Array, " n"]) -> Blocks:
-    """Copies of blocks `ids`; the pages stay as they are. Ids lie in [0, P)."""
-    return jax.tree.map(lambda pages: pages.at[ids].get(mode="clip"), paged(kv))
-
-
-def scatter_blocks(kv: KVCache, ids: Int32[Array, " n"], blocks: Blocks) -> KVCache:
-    """The pages with blocks `ids` replaced; `kv` is donated. Padding has id 0, reserved for it."""
-    copied = jax.tree.map(lambda pages, new: pages.at[ids].set(new, mode="drop"), paged(kv), blocks)
-    return with_pages(kv, copied)
-
 
 def copy_blocks(kv: KVCache, pairs: Int32[Array, "2 n"]) -> KVCache:
     """The pages with blocks `pairs[1]` replaced by blocks `pairs[0]`; `kv` is donated.

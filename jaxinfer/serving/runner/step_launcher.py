@@ -36,6 +36,7 @@ class StepLauncher:
         resident: the arrays that the engine keeps, which launches replace; None for arrays that
             sleep or are not allocated yet.
         launched: for recordings: the list that launched programs are appended to.
+        block_rows: copies blocks out of the pages and into them.
     """
 
     def __init__(
@@ -52,14 +53,13 @@ class StepLauncher:
         self.launched: list[tuple[ProgramKey, jax.stages.Compiled]] | None = None
         self._compiled = plan.compiled
         self._host_blocks = host_blocks
-        self._watchdog = watchdog
-        self._await_each = await_each
+        self._transfers: Any = transfers  # None where no schedule has tier copies
+        self._watchdog, self._await_each = watchdog, await_each
         self._whole = whole = plan.programs.last_tokens.sharding
         self._inputs = plan.host_inputs
         settle = jax.block_until_ready if await_each else lambda array: array
         self._upload = lambda arrays: upload(arrays, whole)
-        if transfers is not None:
-            self._rows = BlockRowCopies(transfers, self.program, self._upload, settle)
+        self.block_rows = BlockRowCopies(self.program, self._upload, settle)
         self._writer = SlotWriter(plan.compiled, self._upload, settle)
 
     def launch(self, schedule: Schedule, batch: Batch) -> InFlightStep | UnsampledStep:
@@ -73,13 +73,13 @@ class StepLauncher:
         for slot, adapter in schedule.adapter_loads:
             write_adapter(self.resident.params, slot, adapter, self.program, self._whole)
         for copies in schedule.tier_copies:
-            self._rows.copy_out(self.resident.kv, copies)
+            self.block_rows.copy_out(self.resident.kv, copies, self._transfers)
         if schedule.swap_out or schedule.swap_in:
             pairs = schedule.swap_out, schedule.swap_in
-            kv = self._host_blocks.swap(self.resident.kv, *pairs, self._compiled.__getitem__)
+            kv = self._host_blocks.swap(self.resident.kv, *pairs, self.block_rows)
             self.resident = self.resident._replace(kv=kv)
         for copies in schedule.tier_copies:
-            kv = self._rows.copy_back(self.resident.kv, copies)
+            kv = self.block_rows.copy_back(self.resident.kv, copies, self._transfers)
             self.resident = self.resident._replace(kv=kv)
         if batch.edits or batch.counts or batch.draft_writes:
             self._write_slots(self._writer.edits, batch.edits)

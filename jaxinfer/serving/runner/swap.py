@@ -1,122 +1,85 @@
-"""Host memory for the KV blocks of preempted requests, and the copies in both directions."""
+"""The KV blocks of preempted requests in host memory, and the copies in both directions."""
 
-import mmap
-from collections.abc import Callable, Sequence
-from typing import Any
+import itertools
+from collections import Counter
+from collections.abc import Iterator, Sequence
 
 import jax
-import numpy as np
-import psutil
-from jax.sharding import NamedSharding, PartitionSpec
 
-from jaxinfer.errors import CapacityError
-from jaxinfer.serving.programs.kinds.copy_blocks import BLOCKS_A_COPY, SwapKey
+from jaxinfer.serving.prefix_tiers.block_rows import MOST_BLOCKS, BlockRow
+from jaxinfer.serving.prefix_tiers.pinned_memory import check_memory, pinned_arrays
+from jaxinfer.serving.prefix_tiers.transfers import sharding_of_rows
+from jaxinfer.serving.programs.kinds.block_rows import BlockRowCopies, BlockRowsKey, block_row
 from jaxinfer.serving.programs.programs import Programs
 from jaxinfer.serving.programs.steps import KVCache
-from jaxinfer.serving.programs.upload import upload
+
+_OUT = BlockRowsKey(1, MOST_BLOCKS, out=True)
 
 
 class HostBlocks:
-    """A pool of KV blocks in host memory.
+    """Host blocks, as rows of arrays of `MOST_BLOCKS` in pinned memory, all of which is taken here.
 
-    All of its memory is committed at once; otherwise the operating system would commit it page by
-    page, and could kill the process while it serves. Each of several processes keeps its own
+    Blocks travel as those of prefix tiers do, but none is ever lost, and all that happens follows
+    from the schedules alone, so that several processes do the same. Each of them keeps its own
     devices' part of a block.
 
     Args:
+        programs: the engine's.
         gibibytes: host memory at most, of each process; 0 holds no block.
 
+    Attributes:
+        num_blocks: of whole arrays. Host block n is row n % `MOST_BLOCKS` of its array.
+
     Raises:
-        CapacityError: the host has less memory available.
+        CapacityError: the host has less memory available, or does not pin as much.
     """
 
-    copy_size = BLOCKS_A_COPY
-
     def __init__(self, programs: Programs, gibibytes: float) -> None:
-        cache = programs.cache
-        self._parts = cache.blocks(BLOCKS_A_COPY)
-        self._whole = NamedSharding(programs.context.mesh, PartitionSpec())
-        self.num_blocks = int(gibibytes * 2**30) // cache.host_block_bytes
-        _check_available(self.num_blocks * cache.host_block_bytes)
-        self._memory = [self._host_memory(part) for part in jax.tree.leaves(self._parts)]
+        row, devices = block_row(programs), programs.context.mesh.devices.flat
+        num_local = max(Counter(device.process_index for device in devices).values())
+        array_bytes = MOST_BLOCKS * row.size * row.dtype.itemsize // row.shape[0] * num_local
+        num_arrays = int(gibibytes * 2**30) // array_bytes
+        # One array's memory is for a block that comes before what it replaces is free.
+        self.num_blocks = max(num_arrays - 1, 0) * MOST_BLOCKS
+        self._on_devices = sharding_of_rows(row)
+        self._on_host = self._on_devices.with_memory_kind("pinned_host")
+        if num_arrays:
+            check_memory("swap_space", num_arrays * array_bytes, devices[0].platform)
+        self._arrays = pinned_arrays("swap_space", row, num_arrays)[:-1]
+        # With several processes JAX compiles a program for each direction: not while serving.
+        jax.block_until_ready(jax.device_put(self._arrays[:1], self._on_devices))
 
     def swap(
         self,
         kv: KVCache,
         out: Sequence[tuple[int, int]],
         back: Sequence[tuple[int, int]],
-        program: Callable[[SwapKey], Callable[..., Any]],
+        copies: BlockRowCopies,
     ) -> KVCache:
-        """Copy device blocks out and then host blocks in.
+        """Begin to copy device blocks out and then host blocks in; returns `kv` after both.
 
         Args:
             kv: the pages; donated if any block comes in.
-            out: pairs (device block, host block).
+            out: pairs (device block, host block); host blocks that share an array follow each
+                other, and begin with its first row.
             back: pairs (device block, host block) to copy in.
         """
-        if out:
-            self.copy_out(kv, out, program(SwapKey(self.copy_size, to_host=True)))
-        if back:
-            kv = self.copy_in(kv, back, program(SwapKey(self.copy_size, to_host=False)))
+        before: jax.Array | None = None
+        for index, blocks, _ in _by_array(out):
+            (rows,) = copies.rows(kv, [blocks], _OUT)
+            if before is not None:  # two at a time lie beside the pages
+                before.block_until_ready()
+            before = self._arrays[index] = jax.device_put(rows, self._on_host)
+        for index, blocks, places in _by_array(back):
+            array = jax.device_put(self._arrays[index], self._on_devices)
+            kv = copies.write(kv, [BlockRow(array, place) for place in places], blocks)
         return kv
 
-    def copy_out(
-        self, kv: KVCache, pairs: Sequence[tuple[int, int]], gather: Callable[..., Any]
-    ) -> None:
-        """Copy device blocks to host blocks, by pairs, behind launched steps; `kv` stays valid."""
-        for part in _chunks(pairs):
-            ids = self._ids([device for device, _ in part])
-            host = [host for _, host in part]
-            for memory, blocks in zip(self._memory, jax.tree.leaves(gather(kv, ids)), strict=True):
-                for shard in blocks.addressable_shards:
-                    memory[str(shard.index)][host] = np.asarray(shard.data)[: len(part)]
 
-    def copy_in(
-        self, kv: KVCache, pairs: Sequence[tuple[int, int]], scatter: Callable[..., Any]
-    ) -> KVCache:
-        """Copy host blocks to device blocks, by (device, host) pairs; `kv` is donated."""
-        for part in _chunks(pairs):
-            host = [host for _, host in part] + [0] * (BLOCKS_A_COPY - len(part))
-            likes, structure = jax.tree.flatten(self._parts)
-            blocks = [
-                jax.make_array_from_callback(
-                    like.shape,
-                    like.sharding,
-                    lambda index, memory=memory, host=host: memory[str(index)][host],
-                )
-                for memory, like in zip(self._memory, likes, strict=True)
-            ]
-            ids = self._ids([device for device, _ in part])
-            kv = scatter(kv, ids, jax.tree.unflatten(structure, blocks))
-        return kv
-
-    def _ids(self, ids: list[int]) -> jax.Array:
-        padded = np.zeros(BLOCKS_A_COPY, np.int32)
-        padded[: len(ids)] = ids
-        return upload(padded, self._whole)
-
-    def _host_memory(self, part: jax.ShapeDtypeStruct) -> dict[str, np.ndarray]:
-        """Host memory for this process's part of a layer's keys or values."""
-        shape = (self.num_blocks, *part.sharding.shard_shape(part.shape)[1:])
-        places = part.sharding.addressable_devices_indices_map(part.shape).values()
-        return {str(place): _resident_zeros(shape, part.dtype) for place in places}
-
-
-def _check_available(num_bytes: int) -> None:
-    available = psutil.virtual_memory().available
-    if num_bytes > available:
-        raise CapacityError(
-            f"swap_space takes {num_bytes / 2**30:.2f} GiB of host memory, of which "
-            f"{available / 2**30:.2f} GiB are available; lower swap_space"
-        )
-
-
-def _resident_zeros(shape: tuple[int, ...], dtype: Any) -> np.ndarray:
-    """Zeros whose memory is committed: the operating system commits a page when it is written."""
-    array = np.zeros(shape, dtype)
-    array.reshape(-1).view(np.uint8)[:: mmap.PAGESIZE] = 0
-    return array
-
-
-def _chunks(pairs: Sequence[tuple[int, int]]) -> list[Sequence[tuple[int, int]]]:
-    return [pairs[i : i + BLOCKS_A_COPY] for i in range(0, len(pairs), BLOCKS_A_COPY)]
+def _by_array(
+    pairs: Sequence[tuple[int, int]],
+) -> Iterator[tuple[int, list[int], list[int]]]:
+    """The index of each array, with its pairs' device blocks and their rows."""
+    for index, group in itertools.groupby(pairs, lambda pair: pair[1] // MOST_BLOCKS):
+        blocks, hosts = zip(*group, strict=True)
+        yield index, [*blocks], [host % MOST_BLOCKS for host in hosts]

@@ -57,7 +57,7 @@ class Scheduler:
         max_model_len: prompt and output of a request together at most.
         eos_token_ids: tokens that end a request unless it ignores them.
         preemption_mode: "recompute" or "swap".
-        num_host_blocks: blocks of the host's swap space; "swap" needs some.
+        num_host_blocks, host_array_size: of the host's `SwapSpace`; "swap" needs some blocks.
         is_fair: a priority lets a request overtake a bounded number of others (`fair_urgency`), so
             that none starves.
         speculation: which steps are to have drafts.
@@ -80,6 +80,7 @@ class Scheduler:
         eos_token_ids: Iterable[int] = (),
         preemption_mode: PreemptionMode = "recompute",
         num_host_blocks: int = 0,
+        host_array_size: int = 1,
         is_fair: bool = False,
         multi_step: MultiStep = ONE_STEP,
         speculation: Speculation = NO_DRAFTS,
@@ -95,7 +96,7 @@ class Scheduler:
         self.max_num_batched_tokens = max_num_batched_tokens
         self.max_model_len = max_model_len
         self.eos_token_ids = frozenset(eos_token_ids)
-        self.swap_space = SwapSpace(num_host_blocks)
+        self.swap_space = SwapSpace(num_host_blocks, host_array_size)
         self._queues = RequestQueues(pool, self.swap_space, max_num_seqs, is_fair=is_fair)
         if tiers is not None:
             self._queues.tiers = tiers(self._queues)

@@ -14,9 +14,8 @@ from jaxinfer.serving.prefix_tiers.handovers import Handovers
 from jaxinfer.serving.prefix_tiers.pinned_tier import PinnedTier
 from jaxinfer.serving.prefix_tiers.tier_counts import TierCounts
 from jaxinfer.serving.prefix_tiers.transfers import Transfers
-from jaxinfer.serving.programs.kinds.block_rows import BlockRowCopies, block_row
+from jaxinfer.serving.programs.kinds.block_rows import block_row
 from jaxinfer.serving.programs.programs import Programs
-from jaxinfer.serving.programs.upload import upload
 from jaxinfer.serving.runner import kv_cache
 from jaxinfer.serving.runner.runner import Runner
 from jaxinfer.serving.scheduler.scheduler import Scheduler
@@ -115,7 +114,7 @@ class Role:
             transfers=transfers,
             handovers=self._apart.handovers,
             launch_copies=copy_launcher(runner, transfers),
-            read_rows=functools.partial(read_rows, runner, transfers),
+            read_rows=functools.partial(read_rows, runner),
         )
         return SharedIndex(block_size, notes_filled=self._prefills), made
 
@@ -130,21 +129,15 @@ def copy_launcher(
 ) -> Callable[[TierCopies, Callable[[], None]], None]:
     """A `LaunchCopies` of a runner."""
     mesh = runner.programs.context.mesh
-    whole = runner.programs.last_tokens.sharding
     in_turn = mesh.devices.flat[0].platform == "cpu" and mesh.devices.size > 1
-    launcher = runner.launcher
-    rows = BlockRowCopies(
-        transfers,
-        launcher.program,
-        lambda ids: upload(ids, whole),
-        jax.block_until_ready if in_turn else lambda array: array,
-    )
+    launcher, rows = runner.launcher, runner.launcher.block_rows
 
     def copy(copies: TierCopies) -> None:
         kv = launcher.resident.kv
         try:
-            rows.copy_out(kv, copies)
-            launcher.resident = launcher.resident._replace(kv=rows.copy_back(kv, copies))
+            rows.copy_out(kv, copies, transfers)
+            kv = rows.copy_back(kv, copies, transfers)
+            launcher.resident = launcher.resident._replace(kv=kv)
         except Exception:
             if copies.back:  # nobody may read what was not written
                 kv_cache.free(launcher.resident.kv)

@@ -21,6 +21,7 @@ from jaxinfer.serving.compile.lowering import Lowering
 from jaxinfer.serving.constraints.constraint import ConstraintSource
 from jaxinfer.serving.engine.engine import Engine
 from jaxinfer.serving.inspection.inspection import NO_INSPECTION, Inspection
+from jaxinfer.serving.prefix_tiers.block_rows import MOST_BLOCKS
 from jaxinfer.serving.replicas.started_replica import StartedReplica
 from jaxinfer.serving.runner.device_params import describe_params, place_params
 from jaxinfer.serving.runner.experts.placed_experts import PlacedExperts
@@ -109,6 +110,7 @@ def start_engine(
         eos_token_ids=setup.eos_token_ids,
         preemption_mode=config.preemption_mode,
         num_host_blocks=runner.num_host_blocks if config.preemption_mode == "swap" else 0,
+        host_array_size=MOST_BLOCKS,
         is_fair=config.scheduling_policy == "fair",
         multi_step=runner.multi_step,
         speculation=runner.speculation,

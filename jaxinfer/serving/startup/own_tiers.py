@@ -49,7 +49,7 @@ class OwnTiers:
         """A `TieredIndex`, and what makes `PrefixTiers`."""
         if (transfers := runner.transfers) is None:
             return None, None
-        rows = functools.partial(read_rows, runner, transfers)
+        rows = functools.partial(read_rows, runner)
         tiers = functools.partial(
             PrefixTiers, transfers=transfers, policy=transfers.policy, read_rows=rows
         )

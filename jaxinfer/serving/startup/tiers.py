@@ -1,12 +1,10 @@
 """Builds the tiers behind an engine's prefix cache."""
 
 import logging
-import os
 from collections.abc import Callable, Iterator, Sequence
 
 import jax
 import numpy as np
-import psutil
 
 from jaxinfer.config import EngineConfig
 from jaxinfer.errors import CapacityError
@@ -16,17 +14,13 @@ from jaxinfer.serving.prefix_tiers.block_rows import MOST_BLOCKS, BlockRow, in_g
 from jaxinfer.serving.prefix_tiers.fetch_policy import FetchPolicy
 from jaxinfer.serving.prefix_tiers.host_tier import HostTier
 from jaxinfer.serving.prefix_tiers.next_tier import NextTier
+from jaxinfer.serving.prefix_tiers.pinned_memory import check_memory, pinned_arrays
 from jaxinfer.serving.prefix_tiers.transfers import Transfers, sharding_of_rows
-from jaxinfer.serving.programs.kinds.block_rows import BlockRowCopies, BlockRowsKey, block_row
+from jaxinfer.serving.programs.kinds.block_rows import BlockRowsKey, block_row
 from jaxinfer.serving.programs.programs import Programs
-from jaxinfer.serving.programs.upload import upload
 from jaxinfer.serving.runner.runner import Runner
 
 logger = logging.getLogger("jaxinfer")
-
-_PINNED_LIMIT = "XLA_PJRT_GPU_HOST_MEMORY_LIMIT_GB"
-_PINNED_GIB = 64  # XLA's own limit
-_OTHER_PINNED_GIB = 4
 
 OpenFiles = Callable[[int], NextTier | None]
 
@@ -70,9 +64,9 @@ def check_size(row: jax.ShapeDtypeStruct, config: EngineConfig, platform: str) -
         CapacityError: it has not, or the tier holds no block.
     """
     num_bytes = int(config.kv_offloading_size * 2**30)
-    _check_available(num_bytes * (1 if platform == "gpu" else config.data_parallel_size))
-    if platform == "gpu":
-        check_pinned(num_bytes + leaving_blocks(config, platform) * block_bytes(row))
+    engines = 1 if platform == "gpu" else config.data_parallel_size
+    on_their_way = leaving_blocks(config, platform) * block_bytes(row)
+    check_memory("kv_offloading_size", num_bytes * engines, platform, on_their_way)
     num_blocks = num_bytes // block_bytes(row)
     if num_blocks == 0:
         raise CapacityError(
@@ -101,40 +95,26 @@ def leaving_blocks(config: EngineConfig, platform: str) -> int:
 
 
 def take_pinned(row: jax.ShapeDtypeStruct, num_blocks: int) -> None:
-    """Have XLA pin the memory of so many blocks, which it keeps: pinning stops all other work.
-
-    A device's pool grows by doubling, so that it may pin up to twice as much.
+    """Have XLA pin the memory of so many blocks, which it keeps.
 
     Raises:
         CapacityError: the host does not let it.
     """
-    sharding = sharding_of_rows(row)
-    zeros = jax.device_put(np.zeros((MOST_BLOCKS, *row.shape), row.dtype), sharding)
-    on_host = sharding.with_memory_kind("pinned_host")
-    try:
-        arrays = [jax.device_put(zeros, on_host) for _ in range(-(-num_blocks // MOST_BLOCKS))]
-        jax.block_until_ready(arrays)
-    except jax.errors.JaxRuntimeError as error:
-        raise CapacityError(
-            f"the host does not pin the {num_blocks * block_bytes(row) / 2**30:.2f} GiB of "
-            f"kv_offloading_size; lower it ({error})"
-        ) from error
+    pinned_arrays("kv_offloading_size", row, -(-num_blocks // MOST_BLOCKS))
 
 
-def read_rows(runner: Runner, transfers: Transfers, blocks: Sequence[int]) -> Iterator[BlockRow]:
+def read_rows(runner: Runner, blocks: Sequence[int]) -> Iterator[BlockRow]:
     """The contents of blocks of the devices, read as they are asked for, behind launched steps.
 
     Ends early, with a warning, if the devices fail.
     """
-    whole = runner.programs.last_tokens.sharding
-    copies = BlockRowCopies(
-        transfers, runner.launcher.program, lambda ids: upload(ids, whole), jax.block_until_ready
-    )
     try:
         for size, part in in_groups(blocks, MOST_BLOCKS):
             runner.launches.wait()
             key = BlockRowsKey(1, size, out=True)
-            (rows,) = copies.rows(runner.launcher.resident.kv, [part], key)
+            launcher = runner.launcher
+            (rows,) = launcher.block_rows.rows(launcher.resident.kv, [part], key)
+            jax.block_until_ready(rows)
             yield from (BlockRow(rows, index) for index in range(len(part)))
     except Exception as error:
         logger.warning("KV blocks on the devices were not written to files: %s", error)
@@ -161,28 +141,3 @@ def unpacker(row: jax.ShapeDtypeStruct) -> Callable[[Sequence[bytes]], list[Bloc
         return blocks
 
     return unpack
-
-
-def check_pinned(num_bytes: int) -> None:
-    """Refuse what XLA's pool of pinned memory doesn't hold, from which steps' inputs come, too.
-
-    Raises:
-        CapacityError: names both sizes, and the variable.
-    """
-    most = float(os.environ.get(_PINNED_LIMIT, _PINNED_GIB))
-    if num_bytes / 2**30 + _OTHER_PINNED_GIB > most:
-        raise CapacityError(
-            f"kv_offloading_size takes {num_bytes / 2**30:.2f} GiB of pinned memory with blocks on "
-            f"their way, and XLA pins {most:g} GiB of a process at most, of which "
-            f"{_OTHER_PINNED_GIB} are for all else; "
-            f"lower kv_offloading_size, or set {_PINNED_LIMIT} before JAX starts"
-        )
-
-
-def _check_available(num_bytes: int) -> None:
-    available = psutil.virtual_memory().available
-    if num_bytes > available:
-        raise CapacityError(
-            f"kv_offloading_size takes {num_bytes / 2**30:.2f} GiB of host memory, of which "
-            f"{available / 2**30:.2f} GiB are available; lower kv_offloading_size"
-        )

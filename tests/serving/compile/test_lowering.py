@@ -11,7 +11,7 @@ from jaxinfer.model.modules import abstract_params
 from jaxinfer.model.sharding import ShardingRules, make_mesh
 from jaxinfer.serving.compile.lowering import Lowering
 from jaxinfer.serving.compile.program_store import ProgramStore
-from jaxinfer.serving.programs.kinds.copy_blocks import SwapKey
+from jaxinfer.serving.programs.kinds.block_rows import BlockRowsKey
 from jaxinfer.serving.programs.kinds.prompt_logprobs import PromptLogprobsKey
 from jaxinfer.serving.programs.kinds.sampled_decode import SampledDecodeKey
 from jaxinfer.serving.programs.kinds.sampler import SamplerKey
@@ -29,7 +29,7 @@ _KEYS = [
     SamplerKey(4, "full"),
     SampledDecodeKey(DecodeShape(4, 8), "temperature"),  # the sampler above brings all arrays
     PromptLogprobsKey(16),
-    SwapKey(2, to_host=False),
+    BlockRowsKey(1, 2, out=False),
 ]
 
 

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from jaxinfer import AsyncLLM, BeamSearchParams, SamplingParams
-from jaxinfer.serving.programs.kinds.copy_blocks import SwapKey
+from jaxinfer.serving.programs.kinds.block_rows import BlockRowsKey
 from jaxinfer.serving.programs.layout import PrefillShape
 from jaxinfer.serving.programs.program_set import all_programs, largest_programs
 from jaxinfer.testing import TINY_CONFIG, TINY_SETTINGS
@@ -28,7 +28,7 @@ def programs(llm, *, swaps=False):
 
 def test_its_programs_are_prefills_alone(pooling, llm):
     assert {type(key) for key in programs(pooling)} == {PrefillShape}
-    assert {type(key) for key in programs(pooling, swaps=True)} == {PrefillShape, SwapKey}
+    assert {type(key) for key in programs(pooling, swaps=True)} == {PrefillShape, BlockRowsKey}
     assert not any(key.all_tokens for key in programs(pooling))
     plain = [k for k in programs(llm) if isinstance(k, PrefillShape) and not k.all_tokens]
     assert programs(pooling) == plain

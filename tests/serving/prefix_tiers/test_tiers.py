@@ -14,12 +14,12 @@ from jaxinfer import CapacityError, Capture
 from jaxinfer.planning import blocks
 from jaxinfer.serving.prefix_tiers.block_copies import CopyBack, TierCopies
 from jaxinfer.serving.prefix_tiers.block_rows import MOST_BLOCKS, num_rows
+from jaxinfer.serving.prefix_tiers.pinned_memory import check_pinned
 from jaxinfer.serving.programs.kinds.block_rows import MOST_ARRAYS, BlockRowsKey
 from jaxinfer.serving.programs.program_set import all_programs
 from jaxinfer.serving.requests.request import RequestStatus
 from jaxinfer.serving.scheduler.prefix_index import PrefixIndex
 from jaxinfer.serving.scheduler.tiers.no_tiers import NoTiers
-from jaxinfer.serving.startup.tiers import check_pinned
 from jaxinfer.testing import tiny_params
 from tests.serving.small_llm import (
     CONFIG,
@@ -264,11 +264,11 @@ def test_blocks_travel_bit_by_bit(count):
         kv = jax.tree.map(lambda leaf: jax.random.normal(next(noise), leaf.shape, leaf.dtype), kv)
         runner.launcher.resident = runner.resident._replace(kv=kv)
         pages = [np.array(leaf) for leaf in jax.tree.leaves(runner.resident.kv)]
-        copies, transfers = runner.launcher._rows, runner.transfers
+        copies, transfers = runner.launcher.block_rows, runner.transfers
         keys = [bytes([i]) for i in range(count)]
         assert all(map(transfers.expect, keys))
         out = TierCopies([(1 + i, key) for i, key in enumerate(keys)], [])
-        copies.copy_out(runner.resident.kv, out)
+        copies.copy_out(runner.resident.kv, out, transfers)
         settle(llm)
         fetch = transfers.fetch(keys)
         while not fetch.is_done:
@@ -276,7 +276,7 @@ def test_blocks_travel_bit_by_bit(count):
         blocks = [count - i for i in range(count)]  # in reverse
         back = TierCopies([], [CopyBack(fetch, list(fetch.rows), blocks)])
         arrays = [weakref.ref(block.rows) for block in fetch.rows]
-        kv = copies.copy_back(runner.resident.kv, back)
+        kv = copies.copy_back(runner.resident.kv, back, transfers)
         assert transfers._num_staged == transfers._num_outgoing == 0
         gc.collect()
         assert {each() for each in arrays} == {None}, "the arrays went"
@@ -296,9 +296,8 @@ def test_an_engine_without_tiers_has_none():
         assert replica.runner.transfers is None
         assert type(replica.scheduler.tiers) is NoTiers
         assert type(replica.scheduler.pool.index) is PrefixIndex
-        assert not any(
-            isinstance(k, BlockRowsKey) for k in all_programs(replica.runner._buckets, swaps=True)
-        )
+        keys = all_programs(replica.runner._buckets, swaps=False)
+        assert not any(isinstance(key, BlockRowsKey) for key in keys)
         assert not any("tier" in metric.name for metric in llm.get_metrics())
 
 
@@ -315,11 +314,11 @@ def test_more_than_xla_pins_is_refused_on_gpus(monkeypatch, given):
     if given is not None:
         monkeypatch.setenv("XLA_PJRT_GPU_HOST_MEMORY_LIMIT_GB", given)
     most = float(given or 64)
-    check_pinned(int((most - 4) * 2**30))
+    check_pinned("kv_offloading_size", int((most - 4) * 2**30))
     with pytest.raises(
         CapacityError, match=rf"XLA pins {most:g} GiB .* lower kv_off.*, or set XLA_"
     ):
-        check_pinned(int((most - 3) * 2**30))
+        check_pinned("kv_offloading_size", int((most - 3) * 2**30))
 
 
 def test_a_lack_of_memory_on_the_devices_loses_no_block(monkeypatch):
@@ -328,9 +327,9 @@ def test_a_lack_of_memory_on_the_devices_loses_no_block(monkeypatch):
         ask(llm, conversations(2, seed=12))
         keys = [bytes([i]) for i in range(4)]
         assert all(map(transfers.expect, keys))
-        copies = parts(llm).runner.launcher._rows
+        copies = parts(llm).runner.launcher.block_rows
         pairs = [(1 + i, key) for i, key in enumerate(keys)]
-        copies.copy_out(parts(llm).runner.resident.kv, TierCopies(pairs, []))
+        copies.copy_out(parts(llm).runner.resident.kv, TierCopies(pairs, []), transfers)
         settle(llm)
 
         def fail(*_: object) -> None:
@@ -387,7 +386,7 @@ def test_a_block_that_was_forgotten_and_came_anew_is_the_new_one():
     with small_llm(**TIERS) as llm:
         ask(llm, conversations(2, seed=13))  # so that blocks differ
         transfers, kv = parts(llm).runner.transfers, parts(llm).runner.resident.kv
-        copies, key, held = parts(llm).runner.launcher._rows, b"key", threading.Event()
+        copies, key, held = parts(llm).runner.launcher.block_rows, b"key", threading.Event()
         (rows,) = copies.rows(kv, [[1, 2]], BlockRowsKey(1, 16, out=True))
         rows = np.asarray(rows)[:2]
         assert not np.array_equal(*rows)
@@ -395,7 +394,7 @@ def test_a_block_that_was_forgotten_and_came_anew_is_the_new_one():
         for block in (1, 2):
             transfers.forget([key])
             assert transfers.expect(key)
-            copies.copy_out(kv, TierCopies([(block, key)], []))
+            copies.copy_out(kv, TierCopies([(block, key)], []), transfers)
         kept = []
         transfers.tier.put = lambda key, block: kept.append(np.asarray(block.rows)[block.place])
         held.set()
@@ -407,7 +406,8 @@ def copy_out_key(llm):
     """Has a tier take a block, under the key b"key"."""
     runner = parts(llm).runner
     assert runner.transfers.expect(b"key")
-    runner.launcher._rows.copy_out(runner.resident.kv, TierCopies([(1, b"key")], []))
+    out = TierCopies([(1, b"key")], [])
+    runner.launcher.block_rows.copy_out(runner.resident.kv, out, runner.transfers)
     settle(llm)
 
 
@@ -462,7 +462,7 @@ def test_a_tier_that_fails_is_told_of_and_leaves_nothing_on_its_way(monkeypatch,
         monkeypatch.setattr(transfers.tier, "put", fail)
         assert all(map(transfers.expect, (b"1", b"2")))
         out = TierCopies([(1, b"1"), (2, b"2")], [])
-        parts(llm).runner.launcher._rows.copy_out(kv, out)
+        parts(llm).runner.launcher.block_rows.copy_out(kv, out, transfers)
         settle(llm)
         assert transfers.num_leaving == 0
         assert not transfers.is_leaving(b"1")

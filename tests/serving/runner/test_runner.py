@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 from jaxinfer.errors import CapacityError
-from jaxinfer.serving.programs.kinds.copy_blocks import SwapKey
 from jaxinfer.serving.requests.result import PROMPT_LOGPROBS
 from jaxinfer.serving.runner.host_inputs import HostInputs
 from jaxinfer.serving.runner.runner import Runner
@@ -92,14 +91,14 @@ def test_swapped_blocks_come_back_bit_for_bit(runner):
     before = jax.tree.map(np.asarray, runner.resident.kv)
     pairs = [(block, host) for host, block in enumerate([5, 1, 30, 7, *range(10, 29)])]
     blocks = runner.launcher._host_blocks
-    gather, scatter = (runner._compiled[SwapKey(blocks.copy_size, out)] for out in (True, False))
-    blocks.copy_out(runner.resident.kv, pairs, gather)
+    copies = runner.launcher.block_rows
+    blocks.swap(runner.resident.kv, pairs, [], copies)
     runner.launcher.resident = runner.resident._replace(
         kv=jax.tree.map(jnp.zeros_like, runner.resident.kv)
     )
     back = [(block + 1, host) for block, host in pairs]
     runner.launcher.resident = runner.resident._replace(
-        kv=blocks.copy_in(runner.resident.kv, back, scatter)
+        kv=blocks.swap(runner.resident.kv, [], back, copies)
     )
     for old, new in zip(jax.tree.leaves(before), jax.tree.leaves(runner.resident.kv), strict=True):
         new = np.asarray(new)

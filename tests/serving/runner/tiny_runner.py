@@ -13,6 +13,7 @@ from jaxinfer.model.config import ModelConfig
 from jaxinfer.model.forward import forward
 from jaxinfer.model.sharding import ShardingRules, make_mesh
 from jaxinfer.sampling_params import SamplingParams
+from jaxinfer.serving.prefix_tiers.block_rows import MOST_BLOCKS
 from jaxinfer.serving.requests.request import Request
 from jaxinfer.serving.runner.runner import Runner
 from jaxinfer.serving.scheduler.block_pool import BlockPool
@@ -76,6 +77,7 @@ class Loop:
         options |= scheduler
         if options["preemption_mode"] == "swap":
             options["num_host_blocks"] = runner.num_host_blocks
+            options["host_array_size"] = MOST_BLOCKS
         self.scheduler = Scheduler(self.pool, **options)
         self.in_flight: collections.deque = collections.deque()
         self.requests: list[Request] = []

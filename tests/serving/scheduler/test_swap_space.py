@@ -41,6 +41,24 @@ def test_discarded_copies_never_meet_those_of_the_next_owner():
     space.check_invariants([second.blocks.host])
 
 
+def test_no_array_has_blocks_of_two_requests():
+    space = SwapSpace(12, 4)
+    first, second = make_request(range(1, 6)), make_request([6])
+    assert space.take(first, 5)
+    assert space.num_free_blocks == 4
+    assert not space.take(make_request([7, 8, 9, 10, 11]), 5)
+    assert space.take(second, 1)
+    assert (first.blocks.host, second.blocks.host) == ([0, 1, 2, 3, 4], [8])
+    space.check_invariants([first.blocks.host, second.blocks.host])
+    with pytest.raises(RuntimeError, match="arrays differ"):
+        space.check_invariants([first.blocks.host])
+    space.release(first)
+    space.discard(second)
+    assert space.num_free_blocks == 12
+    assert [host for _, host in space.pop_copies_out()] == [0, 1, 2, 3, 4]
+    space.check_invariants([])
+
+
 def test_negative_size_is_refused():
     with pytest.raises(ValueError, match="num_host_blocks must not be negative"):
         SwapSpace(-1)

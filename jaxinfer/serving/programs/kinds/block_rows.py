@@ -1,9 +1,9 @@
-"""Copies blocks between the pages and rows of integers, which travel to prefix tiers and back."""
+"""Copies blocks between the pages and rows of integers, which travel to host memory and back."""
 
 import itertools
 import math
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,8 +11,8 @@ import jax
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
-from jaxinfer.serving.prefix_tiers.block_copies import CopyBack, TierCopies
-from jaxinfer.serving.prefix_tiers.block_rows import MOST_BLOCKS, arrays_of, in_groups
+from jaxinfer.serving.prefix_tiers.block_copies import TierCopies
+from jaxinfer.serving.prefix_tiers.block_rows import MOST_BLOCKS, BlockRow, arrays_of, in_groups
 from jaxinfer.serving.prefix_tiers.transfers import Transfers, sharding_of_rows
 from jaxinfer.serving.programs.buckets import Buckets
 from jaxinfer.serving.programs.copy_steps import gather_rows, scatter_rows, unit_of
@@ -49,15 +49,20 @@ _KEYS = tuple(
 
 
 class BlockRowsKind(ProgramKind[BlockRowsKey]):
-    """Programs that copy blocks to and from rows, of engines with prefix tiers; not warmed up."""
+    """Programs that copy blocks to and from rows, of engines whose blocks go to host memory.
+
+    They are not warmed up.
+    """
 
     key_type = BlockRowsKey
     pools = True
     is_slow_to_trace = False
 
     def keys(self, buckets: Buckets, *, swaps: bool) -> Sequence[BlockRowsKey]:
-        """Keys of both directions and for both sizes and numbers of arrays, if there are tiers."""
-        return _KEYS if buckets.has_tiers else ()
+        """Keys of both directions: of all sizes for tiers, of one full array for swapping."""
+        if buckets.has_tiers:
+            return _KEYS
+        return [BlockRowsKey(1, MOST_BLOCKS, out) for out in (True, False) if swaps]
 
     def program(self, programs: Programs, key: BlockRowsKey) -> Program:
         """The program of `copy_steps.gather_rows` or `scatter_rows`."""
@@ -83,14 +88,13 @@ def block_row(programs: Programs) -> jax.ShapeDtypeStruct:
         for leaf in leaves
     ]
     sharding = NamedSharding(mesh, PartitionSpec(mesh.axis_names))
-    return jax.ShapeDtypeStruct((mesh.devices.size, sum(widths)), unit, sharding=sharding)
+    return jax.ShapeDtypeStruct((mesh.size, sum(widths)), unit, sharding=sharding)
 
 
 class BlockRowCopies:
-    """Gathers blocks that leave the prefix cache and scatters those that come back.
+    """Gathers blocks that leave the pages and scatters those that come back.
 
     Args:
-        transfers: takes and gives the rows.
         program: the compiled program of a key.
         upload: from ids on the host to every device.
         settle: is given arrays of a launch: waits for them where devices get one at a time.
@@ -98,22 +102,20 @@ class BlockRowCopies:
 
     def __init__(
         self,
-        transfers: Transfers,
         program: Callable[[BlockRowsKey], Callable[..., Any]],
         upload: Callable[[Any], jax.Array],
         settle: Callable[[Any], Any],
     ) -> None:
-        self._transfers, self._program = transfers, program
-        self._upload, self._settle = upload, settle
+        self._program, self._upload, self._settle = program, upload, settle
 
-    def copy_out(self, kv: KVCache, copies: TierCopies) -> None:
-        """Gather blocks before anything overwrites them; `kv` stays valid."""
+    def copy_out(self, kv: KVCache, copies: TierCopies, transfers: Transfers) -> None:
+        """Gather blocks for tiers before anything overwrites them; `kv` stays valid."""
         arrays = in_groups(copies.out, MOST_BLOCKS)
         for size, same in itertools.groupby(arrays, operator.itemgetter(0)):
             for num_arrays, part in in_groups([pairs for _, pairs in same], MOST_ARRAYS):
                 blocks = [[block for block, _ in pairs] for pairs in part]
                 rows = self.rows(kv, blocks, BlockRowsKey(num_arrays, size, out=True))
-                self._transfers.copy_out([key for pairs in part for _, key in pairs], rows)
+                transfers.copy_out([key for pairs in part for _, key in pairs], rows)
 
     def rows(
         self, kv: KVCache, blocks: Sequence[Sequence[int]], key: BlockRowsKey
@@ -123,32 +125,44 @@ class BlockRowCopies:
         self._settle(arrays)
         return arrays[: len(blocks)]
 
-    def copy_back(self, kv: KVCache, copies: TierCopies) -> KVCache:
-        """The pages with fetched blocks; `kv` is donated if there are some.
+    def copy_back(self, kv: KVCache, copies: TierCopies, transfers: Transfers) -> KVCache:
+        """The pages with blocks that were fetched from tiers; `kv` is donated if there are some.
 
         Arrays that are there go with that, before the step itself is launched: its temporaries
         then lie where they lay in the step before, as its CUDA graph has them.
         """
         for back in copies.back:
-            for size, same in itertools.groupby(arrays_of(back.rows), len):
-                for num_arrays, part in in_groups(list(same), MOST_ARRAYS):
-                    key = BlockRowsKey(num_arrays, size, out=False)
-                    kv = self._scatter(kv, part, back, key)
+            kv = self.write(kv, back.rows, back.blocks)
         for back in copies.back:
-            self._transfers.release(back.fetch)
+            transfers.release(back.fetch)
             back.rows.clear()
         return kv
 
+    def write(self, kv: KVCache, rows: Sequence[BlockRow], blocks: Sequence[int]) -> KVCache:
+        """The pages with blocks replaced by rows, one for each; `kv` is donated if there are some.
+
+        Launches of arrays of one size, of `MOST_ARRAYS` or of one.
+        """
+        for size, same in itertools.groupby(arrays_of(rows), len):
+            for num_arrays, part in in_groups(list(same), MOST_ARRAYS):
+                key = BlockRowsKey(num_arrays, size, out=False)
+                kv = self._scatter(kv, part, zip(rows, blocks, strict=True), key)
+        return kv
+
     def _scatter(
-        self, kv: KVCache, arrays: Sequence[jax.Array], back: CopyBack, key: BlockRowsKey
+        self,
+        kv: KVCache,
+        arrays: Sequence[jax.Array],
+        pairs: Iterable[tuple[BlockRow, int]],
+        key: BlockRowsKey,
     ) -> KVCache:
         """The pages with those of the blocks that are rows of some arrays of one size."""
-        blocks = {id(array): [0] * key.num_blocks for array in arrays}
-        for (rows, place), block in zip(back.rows, back.blocks, strict=True):
-            if id(rows) in blocks:
-                blocks[id(rows)][place] = block
+        ids = {id(array): [0] * key.num_blocks for array in arrays}
+        for (rows, place), block in pairs:
+            if id(rows) in ids:
+                ids[id(rows)][place] = block
         padding = [arrays[0]] * (key.num_arrays - len(arrays))
-        kv = self._program(key)(kv, self._ids(list(blocks.values()), key), (*arrays, *padding))
+        kv = self._program(key)(kv, self._ids(list(ids.values()), key), (*arrays, *padding))
         self._settle(kv)
         return kv
 

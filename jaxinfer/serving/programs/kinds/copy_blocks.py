@@ -1,4 +1,4 @@
-"""The programs that copy whole blocks: between the pages and host memory, and within the pages."""
+"""The programs that copy whole blocks within the pages."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -7,44 +7,14 @@ from typing import Any
 import numpy as np
 
 from jaxinfer.serving.programs.buckets import Buckets
-from jaxinfer.serving.programs.copy_steps import copy_blocks, gather_blocks, scatter_blocks
+from jaxinfer.serving.programs.copy_steps import copy_blocks
 from jaxinfer.serving.programs.kinds.kind import ProgramKind
 from jaxinfer.serving.programs.kinds.padding import uploaded
 from jaxinfer.serving.programs.programs import Program, Programs
 from jaxinfer.serving.programs.resident import Resident
 
-BLOCKS_A_COPY = 16
-"""Blocks that travel to or from host memory together, so that one program serves any number."""
 COPIES_A_STEP = (8, 64)
 """Sizes of copies within the pages: of a few samples of a prompt, and of a step full of them."""
-
-
-@dataclass(frozen=True)
-class SwapKey:
-    """The key of a program that copies whole blocks between the pages and host memory."""
-
-    num_blocks: int
-    to_host: bool
-
-
-class SwapKind(ProgramKind[SwapKey]):
-    """Programs that copy blocks, keyed by their number and direction; not warmed up."""
-
-    key_type = SwapKey
-    pools = True
-    is_slow_to_trace = False
-
-    def keys(self, buckets: Buckets, *, swaps: bool) -> Sequence[SwapKey]:
-        """A key for each direction, if blocks are swapped at all."""
-        return [SwapKey(BLOCKS_A_COPY, to_host) for to_host in (True, False) if swaps]
-
-    def program(self, programs: Programs, key: SwapKey) -> Program:
-        """The program of `copy_steps.gather_blocks` or `scatter_blocks`."""
-        kv, ids = programs.kv, programs.whole((key.num_blocks,))
-        if key.to_host:
-            return programs.sharded("gather_blocks", gather_blocks, (kv, ids), kv, donate=())
-        arguments = (kv, ids, programs.cache.blocks(key.num_blocks))
-        return programs.sharded("scatter_blocks", scatter_blocks, arguments, kv, donate=(0,))
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from typing import Any
 
 from jaxinfer.serving.programs.kinds.block_rows import BlockRowsKind
-from jaxinfer.serving.programs.kinds.copy_blocks import CopyBlocksKind, SwapKind
+from jaxinfer.serving.programs.kinds.copy_blocks import CopyBlocksKind
 from jaxinfer.serving.programs.kinds.count_tokens import CountTokensKind
 from jaxinfer.serving.programs.kinds.decode import DecodeKind
 from jaxinfer.serving.programs.kinds.kind import ProgramKey, ProgramKind, StepKind
@@ -31,7 +31,6 @@ KINDS: dict[type, ProgramKind[Any]] = {
         WriteTextsKind(),
         PromptLogprobsKind(),
         ScoredTokensKind(),
-        SwapKind(),
         BlockRowsKind(),
         CopyBlocksKind(),
         WriteAdapterKind(),

@@ -1,18 +1,28 @@
 """Host memory for swapped blocks is there from the start, or refused."""
 
+import gc
 import re
 import types
+import weakref
+from typing import Any
 
+import jax
+import numpy as np
 import psutil
 import pytest
 
+from jaxinfer import SamplingParams
 from jaxinfer.errors import CapacityError
-from jaxinfer.serving.runner import swap
+from jaxinfer.serving.prefix_tiers.block_rows import MOST_BLOCKS
+from jaxinfer.serving.prefix_tiers.pinned_memory import check_memory
+from jaxinfer.serving.programs.kinds.block_rows import BlockRowsKey
+from jaxinfer.serving.programs.program_set import all_programs
 from jaxinfer.serving.runner.swap import HostBlocks
-from tests.serving.runner.tiny_runner import make_runner
-from tests.serving.small_llm import small_llm
+from tests.serving.runner.tiny_runner import Loop, make_runner, prompts
+from tests.serving.small_llm import held_blocks, ids, small_llm
 
 MIB = 2**20
+_GREEDY = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True)
 
 
 def test_swap_space_takes_its_memory_at_the_start():
@@ -23,19 +33,148 @@ def test_swap_space_takes_its_memory_at_the_start():
         taken = psutil.Process().memory_info().rss - before
     finally:
         runner.close()
-    size = sum(array.nbytes for each in blocks._memory for array in each.values())
-    assert size > 250 * MIB
+    size = sum(array.nbytes for array in blocks._arrays)
+    assert {array.sharding.memory_kind for array in blocks._arrays} == {"pinned_host"}
+    assert blocks.num_blocks == MOST_BLOCKS * len(blocks._arrays)
+    # One more array is for what is on its way.
+    assert 250 * MIB < size <= 256 * MIB - blocks._arrays[0].nbytes
     assert taken > 0.9 * size
 
 
 def test_more_swap_space_than_the_host_has_is_refused_with_both_numbers(monkeypatch):
     few = types.SimpleNamespace(available=100 * MIB)
-    monkeypatch.setattr(swap.psutil, "virtual_memory", lambda: few)
+    monkeypatch.setattr("psutil.virtual_memory", lambda: few)
     message = r"^swap_space takes 0\.12 GiB .* 0\.10 GiB are available; lower swap_space$"
     with pytest.raises(CapacityError, match=message):
         make_runner(swap_space=0.125, preemption_mode="swap", num_kv_blocks=9)
     # Where preemption recomputes, no host memory is taken and none is checked.
     make_runner(swap_space=0.125, num_kv_blocks=9).close()
+
+
+def test_more_swap_space_than_xla_pins_is_refused_on_gpus(monkeypatch):
+    monkeypatch.setattr(
+        "psutil.virtual_memory", lambda: types.SimpleNamespace(available=1000 * 2**30)
+    )
+    check_memory("swap_space", 61 * 2**30, "cpu")
+    with pytest.raises(CapacityError, match=r"^swap_space takes 61.* XLA pins 64 .* or set XLA_"):
+        check_memory("swap_space", 61 * 2**30, "gpu")
+
+
+def test_memory_that_the_host_does_not_pin_is_refused_by_name(monkeypatch):
+    def fail(*_: object) -> None:
+        raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED")
+
+    runner = make_runner(num_kv_blocks=9)
+    monkeypatch.setattr("jax.device_put", fail)
+    with pytest.raises(CapacityError, match=r"^the host does not pin the 0\.01 GiB of swap_space"):
+        HostBlocks(runner.programs, 0.01)
+    monkeypatch.undo()
+    runner.close()
+
+
+def test_swapping_has_the_programs_of_tiers_for_one_array():
+    with small_llm(preemption_mode="swap", swap_space=0.01) as swaps:
+        plain = swaps._loaded.replicas[0].runner._buckets
+    with small_llm(kv_offloading_size=0.01, enable_prefix_caching=True) as tiers:
+        tiered = tiers._loaded.replicas[0].runner._buckets
+    keys = {BlockRowsKey(1, MOST_BLOCKS, out) for out in (True, False)}
+    assert {*all_programs(plain, swaps=True)} - {*all_programs(plain, swaps=False)} == keys
+    assert keys < {*all_programs(tiered, swaps=True)} == {*all_programs(tiered, swaps=False)}
+
+
+def test_at_most_two_arrays_that_leave_lie_beside_the_pages():
+    runner = make_runner(preemption_mode="swap", swap_space=0.02, num_kv_blocks=90)
+    blocks, waits = runner.launcher._host_blocks, []
+
+    class Leaving:
+        def __init__(self, copy: jax.Array) -> None:
+            self.copy = copy
+
+        def block_until_ready(self) -> None:
+            waits.append(sum(isinstance(each, Leaving) for each in blocks._arrays))
+
+    put = jax.device_put
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("jax.device_put", lambda *arguments: Leaving(put(*arguments)))
+        out = [(1 + host, host) for host in range(4 * MOST_BLOCKS + 3)]
+        blocks.swap(runner.resident.kv, out, [], runner.launcher.block_rows)
+    assert waits == [1, 2, 3, 4]  # for each but the last, before the one after the next
+    runner.close()
+
+
+def test_requests_that_leave_one_after_the_other_keep_what_is_theirs():
+    given = prompts(np.random.default_rng(0), (14, 12, 10, 8))
+    with small_llm() as plain:
+        expected = ids(plain.generate(given, _GREEDY, use_tqdm=False))
+    with small_llm(preemption_mode="swap", swap_space=0.01) as llm, held_blocks(llm, 5):
+        blocks, held, most = llm._loaded.replicas[0].runner.launcher._host_blocks, set(), []
+        swap = blocks.swap
+
+        def note(kv: Any, out: Any, back: Any, copies: Any) -> Any:
+            held.update(host // MOST_BLOCKS for _, host in out)
+            most.append(len(held))
+            held.difference_update(host // MOST_BLOCKS for _, host in back)
+            return swap(kv, out, back, copies)
+
+        blocks.swap = note
+        assert ids(llm.generate(given, _GREEDY, use_tqdm=False)) == expected
+    assert {1, 2} <= {*most}
+
+
+@pytest.mark.parametrize("direction", ["out", "in"])
+def test_a_copy_that_fails_costs_computing_again(direction):
+    given = prompts(np.random.default_rng(0), (20, 33, 7, 28))
+    with small_llm() as plain:
+        expected = ids(plain.generate(given, _GREEDY, use_tqdm=False))
+    failed, put = [], jax.device_put
+
+    def fail_once(arrays: Any, to: jax.sharding.Sharding) -> Any:
+        if not failed and (to.memory_kind == "pinned_host") == (direction == "out"):
+            failed.append(to)
+            raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED")
+        return put(arrays, to)
+
+    with small_llm(preemption_mode="swap", swap_space=0.01) as llm:
+        with held_blocks(llm, 5), pytest.MonkeyPatch.context() as patch:
+            patch.setattr("jax.device_put", fail_once)
+            assert ids(llm.generate(given, _GREEDY, use_tqdm=False)) == expected
+        assert failed
+        scheduler = llm._loaded.replicas[0].scheduler
+        assert scheduler.swap_space.num_free_blocks == scheduler.swap_space.num_blocks
+        scheduler.check_invariants()
+
+
+def test_blocks_on_their_way_to_host_memory_do_not_outlive_the_engine():
+    runner = make_runner(preemption_mode="swap", swap_space=0.01)
+    loop = Loop(runner)
+    for prompt in prompts(np.random.default_rng(0), (20, 33, 7)):
+        loop.add(prompt)
+    for _ in range(3):
+        loop.step()
+    loop.scheduler.preempt(2)
+    loop.step()
+    space = loop.scheduler.swap_space
+    assert space.num_free_blocks < space.num_blocks
+    arrays = [weakref.ref(array) for array in runner.launcher._host_blocks._arrays]
+    runner.close()
+    del runner, loop
+    gc.collect()
+    assert {array() for array in arrays} == {None}
+
+
+def test_copies_in_both_directions_have_run_before_the_first_request(monkeypatch):
+    """With several processes, the first one of each compiles a program."""
+    runner, kinds, put = make_runner(), [], jax.device_put
+
+    def note(arrays: Any, to: jax.sharding.Sharding) -> Any:
+        kinds.extend([to.memory_kind] * len(jax.tree.leaves(arrays)))
+        return put(arrays, to)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("jax.device_put", note)
+        blocks = HostBlocks(runner.programs, 0.01)
+    assert kinds == ["pinned_host"] * (len(blocks._arrays) + 1) + ["device"]
+    runner.close()
 
 
 def test_swap_space_that_nothing_uses_is_said_in_one_line(capfd):

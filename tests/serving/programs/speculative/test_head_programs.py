@@ -14,7 +14,8 @@ from jaxinfer.kernels.policy import Kernels
 from jaxinfer.model.draft_head.weights import DRAFT_HEAD, describe_head
 from jaxinfer.model.modules import abstract_params
 from jaxinfer.model.sharding import ShardingRules, make_mesh
-from jaxinfer.serving.programs.kinds.copy_blocks import CopyBlocksKey, SwapKey
+from jaxinfer.serving.programs.kinds.block_rows import BlockRowsKey
+from jaxinfer.serving.programs.kinds.copy_blocks import CopyBlocksKey
 from jaxinfer.serving.programs.kinds.sampled_decode import SampledDecodeKey
 from jaxinfer.serving.programs.kinds.speculative_decode import SpeculativeDecodeKey
 from jaxinfer.serving.programs.layout import DecodeShape, PrefillShape
@@ -101,7 +102,9 @@ def test_all_pages_are_updated_in_place(method, index, devices):
         assert hlo.copies(text, math.prod(shard)) == []
 
 
-@pytest.mark.parametrize("key", [CopyBlocksKey(8), SwapKey(16, True), SwapKey(16, False)], ids=str)
+@pytest.mark.parametrize(
+    "key", [CopyBlocksKey(8), *(BlockRowsKey(1, 16, out) for out in (True, False))], ids=str
+)
 def test_copies_of_blocks_take_all_that_a_block_holds(method, key):
     programs = programs_of(method)
     kv, *_ = program_of(programs, key).arguments
