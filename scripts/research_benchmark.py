@@ -1,6 +1,7 @@
 """Measures what adapters and captured activations cost, and keeps records.
 
 On a GPU: python scripts/research_benchmark.py --adapters --model-shape 0.6b
+          python scripts/research_benchmark.py --updates --model-shape 8b
           python scripts/research_benchmark.py --capture --model-shape 0.6b
 On a CPU: python scripts/research_benchmark.py --adapters --rows 4
 """
@@ -24,6 +25,7 @@ def build_parser() -> argparse.ArgumentParser:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--adapters", action="store_true", help="W1 with LoRA adapters")
+    parser.add_argument("--updates", action="store_true", help="an adapter's way to a step alone")
     parser.add_argument("--capture", action="store_true", help="decode steps that keep activations")
     parser.add_argument("--model-shape", choices=SERVED_SHAPES, help="random weights of this shape")
     parser.add_argument("--num-adapters", type=positive_integer, default=16, help="default: 16")
@@ -49,7 +51,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Measure, print and write records; status 1 when the figures do not stand."""
     parser = build_parser()
     arguments = parser.parse_args(argv)
-    if not arguments.adapters and not arguments.capture:
+    if not (arguments.adapters or arguments.updates or arguments.capture):
         parser.error("nothing to measure; see --help")
     return run_command("research_benchmark", lambda: _run(arguments))
 
@@ -71,6 +73,16 @@ def _run(arguments: argparse.Namespace) -> int:
             one_engine=arguments.one_engine,
         )
         status = max(status, _keep("adapters", report, adapter_lines(report), arguments))
+    if arguments.updates:
+        from scripts.measurements.adapters import update_lines, update_report
+
+        report = update_report(
+            shape,
+            engine_arguments=given,
+            num_adapters=arguments.num_adapters,
+            rank=arguments.rank,
+        )
+        status = max(status, _keep("adapter-updates", report, update_lines(report), arguments))
     if arguments.capture:
         from scripts.measurements.captures import capture_lines, capture_report
 

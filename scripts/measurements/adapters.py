@@ -25,6 +25,7 @@ _DEVIATION = 0.02
 _PROFILED_TOKENS = 64
 _WARM_UP = -1  # the repeat whose ids warm the engine up
 _UPDATES = 30
+_UPDATED_ROWS, _UPDATED_LENGTH = 8, 128
 
 
 def adapter_report(
@@ -83,8 +84,40 @@ def adapter_report(
     first = next(iter(cases.values()))["seconds"]
     for case in cases.values():
         case["ratio"] = case["seconds"] / first
-    compiled = sum(case["num_compilations"] for case in cases.values())
+    compiled = sum(case["num_compilations"] for case in (report, *cases.values()))
     return report | {"cases": cases, "num_compilations": compiled}
+
+
+def update_report(
+    model_shape: str | None, *, engine_arguments: dict[str, Any], num_adapters: int, rank: int
+) -> dict[str, Any]:
+    """How long an adapter's arrays take to a step of an engine that runs nothing else.
+
+    Args and the figures of `_updates` are as in `adapter_report`.
+    """
+    own = {"max_model_len": _UPDATED_LENGTH, "max_num_seqs": _UPDATED_ROWS}
+    slots = {"enable_lora": True, "max_loras": num_adapters, "max_lora_rank": rank}
+    with build_engine(model_shape, own | slots | engine_arguments) as llm:
+        for seed in range(num_adapters):
+            llm.load_adapter(f"adapter-{seed}", random_adapter(llm.model_config, rank, seed))
+        updates = _updates(llm, "adapter-0", rank)
+        return {
+            **engine_record(llm, model_shape),
+            "start_up": dataclasses.asdict(llm.start_up),
+            "num_adapters": num_adapters,
+            "rank": rank,
+            **updates,
+        }
+
+
+def update_lines(report: dict[str, Any]) -> list[str]:
+    """The figures for people."""
+    update, call = (report[name] * 1e3 for name in ("update_s", "update_call_s"))
+    return [
+        *heading(report),
+        "",
+        f"update from arrays: {update:.2f} ms, to the next token of a request; the call {call:.2f}",
+    ]
 
 
 def adapter_lines(report: dict[str, Any]) -> list[str]:
@@ -100,11 +133,7 @@ def adapter_lines(report: dict[str, Any]) -> list[str]:
             f"    {kernel['seconds'] * 1e3:9.2f} ms {kernel['launches']:7} x {kernel['name']}"
             for kernel in profile["kernels"]
         ]
-    update, call = (report[name] * 1e3 for name in ("update_s", "update_call_s"))
-    return [
-        *lines,
-        f"update from arrays: {update:.2f} ms, to the next token of a request; the call {call:.2f}",
-    ]
+    return [*lines, update_lines(report)[-1]]
 
 
 def random_adapter(config: ModelConfig, rank: int, seed: int) -> dict[str, jax.Array]:
@@ -165,7 +194,7 @@ def _profile(run: Callable[[], Any]) -> dict[str, Any] | None:
     return None if jax.default_backend() == "cpu" else device_time(run)
 
 
-def _updates(llm: "LLM", name: str, rank: int) -> dict[str, float]:
+def _updates(llm: "LLM", name: str, rank: int) -> dict[str, Any]:
     """Seconds that an update takes from a request's time to its first token, and its own."""
     from jaxinfer import SamplingParams
 
@@ -183,7 +212,12 @@ def _updates(llm: "LLM", name: str, rank: int) -> dict[str, float]:
 
     for tree in trees * 2:
         seconds(tree)
+    compiled = llm.num_compilations
     plain = [seconds(None)[0] for _ in range(_UPDATES)]
     totals, calls = zip(*(seconds(trees[i % 2]) for i in range(_UPDATES)), strict=True)
     update = statistics.median(totals) - statistics.median(plain)
-    return {"update_s": update, "update_call_s": statistics.median(calls)}
+    return {
+        "update_s": update,
+        "update_call_s": statistics.median(calls),
+        "num_compilations": llm.num_compilations - compiled,
+    }
