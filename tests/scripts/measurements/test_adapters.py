@@ -1,4 +1,4 @@
-"""The time that an adapter's arrays take to a step, of an engine that compiles nothing meanwhile."""
+"""The time of an adapter's way to a step: of an engine that compiles nothing meanwhile."""
 
 import pytest
 
