@@ -37,6 +37,7 @@ TESTS_OF_NEWEST = (
     "tests/serving/programs/test_h200_contexts.py",
     "tests/kernels/collectives/test_mosaic_all_reduce.py",
     "tests/kernels/norms/test_mosaic_elementwise.py",
+    "tests/kernels/norms/test_mosaic_add_norm_codes.py",
     "tests/kernels/test_mosaic_registers.py",
     "tests/kernels/attention/test_mosaic_occupancy.py",
     "tests/kernels/matmul/test_mosaic_small_models.py",

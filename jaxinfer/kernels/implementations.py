@@ -11,7 +11,7 @@ from typing import Literal
 
 from jaxinfer.kernels.choice import Backend
 
-Product = Literal["small", "medium", "medium_codes", "large", "experts"]
+Product = Literal["small", "medium", "medium_codes", "large", "add_norm_codes", "experts"]
 Op = Literal["decode", "prefill", "norm_rope_write", Product, "add_norm", "silu_mul", "all_reduce"]
 
 _XLA: Mapping[Op, str] = {
@@ -30,6 +30,7 @@ MODULES: Mapping[Backend, Mapping[Op, str]] = {
         "large": "jaxinfer.kernels.matmul.mosaic.large",
         "experts": "jaxinfer.kernels.experts.mosaic",
         "add_norm": "jaxinfer.kernels.norms.mosaic.add_norm",
+        "add_norm_codes": "jaxinfer.kernels.norms.mosaic.add_norm_codes",
         "silu_mul": "jaxinfer.kernels.norms.mosaic.silu_mul",
         "all_reduce": "jaxinfer.kernels.collectives.mosaic.all_reduce",
     },

@@ -21,8 +21,8 @@ _FUNCTIONS = {
     "norm_rope_write": ["norm_rope_write"],
     "small": ["norm_project", "norm_gated", "project_add", "project", "project_sum_add"],
     "medium": ["project", "gated"],
-    "medium_codes": ["supports", "project", "gated"],
-    "large": ["supports", "project", "gated"],
+    "medium_codes": ["supports", "project", "gated", "multiply"],
+    "large": ["supports", "project", "gated", "multiply"],
     "experts": [
         "choose.choose",
         "few_rows.gated",
@@ -41,6 +41,7 @@ _FUNCTIONS = {
         "spread_codes.spread",
     ],
     "add_norm": ["add_norm"],
+    "add_norm_codes": ["supports", "add_norm_codes"],
     "silu_mul": ["silu_mul"],
     "all_reduce": ["all_reduce", "all_reduce_norm"],
 }

@@ -22,7 +22,7 @@ from jaxinfer.kernels.fp8 import FP8
 from jaxinfer.kernels.matmul.mosaic import large, medium, medium_codes, small
 from jaxinfer.kernels.matmul.op import ResidualStream
 from jaxinfer.kernels.matmul.quantized import QuantizedLinear
-from jaxinfer.kernels.norms.mosaic import add_norm, silu_mul
+from jaxinfer.kernels.norms.mosaic import add_norm, add_norm_codes, silu_mul
 from jaxinfer.kernels.policy import Kernels
 from tests import hlo
 from tests.kernels.h200_target import compile_for_h200, h200_mesh, needs_plugin
@@ -102,6 +102,11 @@ def _small_bare():
 def _add_norm():
     op = functools.partial(add_norm.add_norm, eps=1e-6)
     return compile_for_h200(op, _shape(2048, E), _shape(2048, E), _shape(E))
+
+
+def _add_norm_codes():
+    op = functools.partial(add_norm_codes.add_norm_codes, eps=1e-6)
+    return compile_for_h200(op, _shape(2048, E), _shape(E), _shape(2048, E))
 
 
 def _silu_mul():
@@ -337,6 +342,7 @@ _PROGRAMS = {
         | {"experts_codes_gated": 1, "experts_codes_project": 1},
     ),
     "add_norm": (_add_norm, {"add_norm": 1}),
+    "add_norm_codes": (_add_norm_codes, {"add_norm_codes": 1}),
     "silu_mul": (_silu_mul, {"silu_mul": 1}),
     "all_reduce": (_all_reduce, {"all_reduce": 1}),
     "all_reduce_norm": (functools.partial(_all_reduce, _shape(E)), {"all_reduce_norm": 1}),

@@ -20,10 +20,10 @@ from jaxtyping import Array, Float, Int, Int32
 
 from jaxinfer.kernels.collectives.tensor_axis import TensorAxis
 from jaxinfer.kernels.implementations import module_of
-from jaxinfer.kernels.matmul import xla
+from jaxinfer.kernels.matmul import normed_codes, xla
 from jaxinfer.kernels.matmul.linear_leaf import LinearLeaf, OtherLinear
 from jaxinfer.kernels.matmul.mosaic.small_plan import MOST_ROWS
-from jaxinfer.kernels.matmul.quantized import Form, QuantizedLinear, module_of_codes
+from jaxinfer.kernels.matmul.quantized import Form, QuantizedLinear
 from jaxinfer.kernels.matmul.separate import SeparateProducts, multiplied, opened
 from jaxinfer.kernels.norms.xla import rms_norm
 from jaxinfer.kernels.policy import XLA, Kernels
@@ -140,9 +140,7 @@ def begin(x: Float[Array, "*batch E"], *, kernels: Kernels = XLA) -> ResidualStr
 
     Where additions are left to norms, this one adds zeros: so all layers are traced as one.
     """
-    return (
-        ResidualStream(x, jnp.zeros_like(x)) if _leaves_additions(x, kernels) else ResidualStream(x)
-    )
+    return ResidualStream(x, jnp.zeros_like(x) if _leaves_additions(x, kernels) else None)
 
 
 def begin_sum(
@@ -182,6 +180,8 @@ def norm_project(
         x, weights = residual.summed(), [linear.operand for linear in linears]
         inputs = linears[0].kernel_inputs(x, norm, eps)
         return ResidualStream(x), module.norm_project(*inputs, weights, eps=eps)
+    if done := linears[0].form and normed_codes.project(residual, norm, linears, eps, kernels):
+        return done
     x, hidden = normed(residual, norm, eps, kernels)
     return ResidualStream(x), _project(hidden, linears, kernels)
 
@@ -212,6 +212,8 @@ def norm_gated(
         x = residual.summed()
         inputs, weights = gate.kernel_inputs(x, norm, eps), (gate.operand, up.operand)
         return ResidualStream(x), module.norm_gated(*inputs, *weights, eps=eps)
+    if done := gate.form and normed_codes.gated(residual, norm, gate, up, eps, kernels):
+        return done
     x, hidden = normed(residual, norm, eps, kernels)
     return ResidualStream(x), _gated(hidden, gate, up, kernels)
 
@@ -227,6 +229,8 @@ def project_add(
     if module := _module(kernels, x, (linear,)):
         x, _ = linear.kernel_inputs(x)
         return ResidualStream(module.project_add(x, linear.operand, residual.summed()))
+    if linear.form and normed_codes.leaves_addition(residual, linear, kernels):
+        return ResidualStream(residual.summed(), project(x, linear, kernels=kernels))
     return add(residual, project(x, linear, kernels=kernels), kernels=kernels)
 
 
@@ -260,11 +264,9 @@ def add(
 ) -> ResidualStream:
     """`residual + delta`, performed now or left to the next norm."""
     x = residual.summed()
-    return (
-        ResidualStream(x, delta)
-        if _leaves_additions(x, kernels)
-        else ResidualStream(rounded_add(x, delta))
-    )
+    if _leaves_additions(x, kernels):
+        return ResidualStream(x, delta)
+    return ResidualStream(rounded_add(x, delta))
 
 
 def add_sum(
@@ -325,8 +327,6 @@ def _project(
             return medium.project(hidden, weights)
         if len(weights) > 1 and _merges(hidden, weights):
             return (xla.linear(hidden, jnp.concatenate(weights)),)
-    if linears[0].form and (module := module_of_codes(kernels, hidden, linears)):
-        return module.project(hidden, linears)
     return linears[0].products(hidden, linears, kernels)
 
 
@@ -344,8 +344,6 @@ def _gated(hidden: jax.Array, gate: AnyLinear, up: AnyLinear, kernels: Kernels) 
             return medium.gated(hidden, gate.weight, up.weight)
         if rows >= SILU_MUL_ROWS and silu_mul.supports(rows * gate.shape[0], hidden.dtype):
             return silu_mul.silu_mul(*(each.product(hidden, hidden.dtype) for each in (gate, up)))
-    if gate.form and (module := module_of_codes(kernels, hidden, (gate, up))):
-        return module.gated(hidden, gate, up)
     return gate.gated(hidden, up, kernels)
 
 

@@ -122,6 +122,20 @@ class QuantizedLinear(SeparateProducts):
             )
         return _product_by_matrix(self, x, dtype)
 
+    def products(
+        self, x: jax.Array, group: Sequence[Any], kernels: Kernels
+    ) -> tuple[jax.Array, ...]:
+        """The projections of `x ``[*batch, I]`` by a group, of which this is the first."""
+        if module := module_of_codes(kernels, x, group):
+            return module.project(x, group)
+        return super().products(x, group, kernels)
+
+    def gated(self, x: jax.Array, up: Any, kernels: Kernels) -> jax.Array:
+        """`silu(self(x)) * up(x)` for `x ``[*batch, I]``."""
+        if module := module_of_codes(kernels, x, (self, up)):
+            return module.gated(x, self, up)
+        return super().gated(x, up, kernels)
+
     def matrix(self, dtype: jax.typing.DTypeLike) -> Float[Array, "O I"]:
         """The plain weight that codes and scales stand for, rounded to `dtype`."""
         outputs, inputs = self.shape

@@ -19,6 +19,7 @@ from jaxinfer.kernels.attention.shared_prefix import SharedPrefixes, rows_in_ite
 from jaxinfer.kernels.experts.codes import QuantizedExperts
 from jaxinfer.kernels.experts.op import Columns, Logits, Routed, mix
 from jaxinfer.kernels.implementations import module_of
+from jaxinfer.kernels.matmul.mosaic.large_inputs import quantize_groups
 from jaxinfer.kernels.matmul.quantized import QuantizedLinear
 from jaxinfer.kernels.norms.xla import rms_norm
 from jaxinfer.kernels.policy import XLA, Kernels
@@ -397,6 +398,28 @@ def _add_norm() -> Iterator[Launch]:
     yield Launch("1024 rows", functools.partial(add_norm, eps=_EPS), expected, (x, delta, weight))
 
 
+def _add_norm_codes() -> Iterator[Launch]:
+    """Beside the two kernels that it stands for, to the bit; both are compared with XLA, too."""
+    kernel, add_norm = (
+        getattr(module_of("mosaic", name), name) for name in ("add_norm_codes", "add_norm")
+    )
+
+    def run(x: jax.Array, weight: jax.Array, *new: jax.Array) -> Any:
+        total, codes, scale = kernel(x, weight, *new, eps=_EPS)
+        return total, codes, scale[:, : len(x)]
+
+    def expected(x: jax.Array, weight: jax.Array, *new: jax.Array) -> Any:
+        delta, *other = new or (jnp.zeros_like(x),)
+        total, normal = add_norm(x, delta, weight, *other, eps=_EPS)
+        codes, scale = quantize_groups(normal)
+        return total, codes, scale[:, : len(x)]
+
+    for T, E, count in ((24, _E, 1), (1024, 2 * _E, 2), (4096, 2560, 2), (264, 4096, 3)):
+        terms = [_draw(seed, T, E) for seed in range(count)]
+        arguments = (terms[0], _draw(3, E), *terms[1:])
+        yield Launch(f"{T} rows of {E}", run, expected, arguments, 0.0)
+
+
 def _silu_mul() -> Iterator[Launch]:
     def expected(gate: jax.Array, up: jax.Array) -> jax.Array:
         gate, up = gate.astype(jnp.float32), up.astype(jnp.float32)
@@ -442,6 +465,7 @@ _BY_OP: dict[TriedOp, Callable[[], Iterator[Launch]]] = {
     "experts": _experts,
     "experts of codes": _experts_of_codes,
     "add_norm": _add_norm,
+    "add_norm_codes": _add_norm_codes,
     "silu_mul": _silu_mul,
     "all_reduce": _all_reduce,
 }

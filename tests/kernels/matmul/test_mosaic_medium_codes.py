@@ -204,3 +204,6 @@ def test_weights_of_two_forms_or_with_prepared_inputs_are_refused():
         medium_codes.project(_rows(64, 512), weights)
     with pytest.raises(ValueError, match="does not fit"):
         medium_codes.project(_rows(64, 512), weights[:1], config=MediumCodesConfig(3, 64, 32))
+    codes, scale = jnp.zeros((60, 512), jnp.float8_e4m3fn), jnp.ones((4, 64))
+    with pytest.raises(ValueError, match="does not fit"):
+        medium_codes.multiply(codes, scale, [draw("fp8 rounding", 256, 512)], "bfloat16")

@@ -16,7 +16,7 @@ from jaxinfer.kernels.matmul.mosaic.small_plan import MOST_ROWS
 from jaxinfer.kernels.matmul.op import Linear, ResidualStream, linear_of
 from jaxinfer.kernels.matmul.quantized import QuantizedLinear
 from jaxinfer.kernels.matmul.xla import linear
-from jaxinfer.kernels.norms.mosaic import add_norm, silu_mul
+from jaxinfer.kernels.norms.mosaic import add_norm, add_norm_codes, silu_mul
 from jaxinfer.kernels.norms.xla import rms_norm
 from jaxinfer.kernels.policy import Kernels
 from jaxinfer.kernels.rounding import rounded_add
@@ -372,6 +372,97 @@ def test_rows_of_codes_go_to_their_kernels(monkeypatch):
         for got in (*products, product):
             assert np.array_equal(got[:, :F], -hidden[:, :F]) == is_taken
         assert np.array_equal(inner, hidden * 2) == is_taken
+
+
+def _of_blocks(size, **changes):
+    codes, scale = jnp.ones((size, size), jnp.float8_e4m3fn), jnp.ones((size // 128,) * 2)
+    linear = QuantizedLinear(codes, scale, inputs="group")
+    return dataclasses.replace(linear, **changes)
+
+
+@pytest.fixture
+def normed_codes(monkeypatch):
+    """Kernels that return what they are given: a norm's codes are its stream, twice."""
+
+    def write(x, norm, delta, other, *, eps):
+        new = [each for each in (delta, other) if each is not None]
+        total, padding = sum(new, x), ((0, -len(x) % 8), (0, 0))
+        return total, jnp.pad(total * 2, padding), jnp.pad(norm[None], ((0, 3), (0, 0)))
+
+    def multiply(codes, scale, linears, dtype, *, matrices=1):
+        assert scale.shape == (4, 512)
+        return tuple((codes * matrices).astype(dtype) for _ in linears[::matrices])
+
+    monkeypatch.setattr(add_norm_codes, "add_norm_codes", write)
+    for module in (medium_codes, large):
+        monkeypatch.setattr(module, "multiply", multiply)
+        monkeypatch.setattr(module, "project", lambda x, linears: tuple(x for _ in linears))
+        monkeypatch.setattr(module, "gated", lambda x, *_: x)
+
+
+@pytest.mark.usefixtures("normed_codes")
+@pytest.mark.parametrize("rows", [17, 24, 200, 255, 256, 1024])
+@pytest.mark.parametrize("terms", [1, 2, 3])
+def test_products_of_codes_read_codes_that_the_norms_kernel_wrote(rows, terms):
+    """With what is to be added, or without: the residual is summed, and no norm is written."""
+    x, *new = (_draw(rows, 512, seed=seed) for seed in range(terms))
+    residual = ResidualStream(x, *new[:1], other=new[1] if new[1:] else None)
+    total = sum(new, x)
+    ops = {"eps": 1e-6, "kernels": Kernels("mosaic")}
+    linear = _of_blocks(512)
+    settled, products = projections.norm_project(residual, x[0], (linear, linear), **ops)
+    assert len(products) == 2
+    for product in products:
+        np.testing.assert_array_equal(product, total * 2)
+    np.testing.assert_array_equal(settled.summed(), total)
+    settled, inner = projections.norm_gated(residual, x[0], linear, linear, **ops)
+    np.testing.assert_array_equal(inner, total * 4)
+    np.testing.assert_array_equal(settled.summed(), total)
+
+
+@pytest.mark.usefixtures("normed_codes")
+@pytest.mark.parametrize(
+    ("linear", "rows", "E", "backend"),
+    [
+        (_of_blocks(512, inputs=None), 64, 512, "mosaic"),
+        (_of_blocks(512), 260, 512, "mosaic"),  # which no kernel multiplies
+        (_of_blocks(512), 64, 512, "xla"),
+        (_of_blocks(256), 64, 256, "mosaic"),  # whose norm has none
+    ],
+)
+def test_other_norms_are_written_as_they_are(linear, rows, E, backend, monkeypatch):
+    monkeypatch.setattr(add_norm_codes, "add_norm_codes", _refuse)
+    monkeypatch.setattr(add_norm, "supports", lambda *_: False)
+    x, kernels = ResidualStream(_draw(rows, E)), Kernels(backend)
+    _, products = projections.norm_project(x, x.x[0], (linear,), eps=1e-6, kernels=kernels)
+    assert products[0].shape[0] == rows
+    projections.norm_gated(x, x.x[0], linear, linear, eps=1e-6, kernels=kernels)
+    assert projections.project_add(x.x, linear, x, kernels=kernels).delta is None
+
+
+@pytest.mark.usefixtures("normed_codes")
+def test_a_sum_over_devices_keeps_the_norm_that_follows_it(monkeypatch):
+    from jaxinfer.kernels.collectives.mosaic import all_reduce
+
+    monkeypatch.setattr(add_norm_codes, "add_norm_codes", _refuse)
+    monkeypatch.setattr(
+        all_reduce, "all_reduce_norm", lambda share, peers, x, norm, *, eps: (x + share, x)
+    )
+    x = _draw(64, 512)
+    residual = ResidualStream(x, x, peers=jnp.zeros((2, 2), jnp.int32))
+    linear, kernels = _of_blocks(512), Kernels("mosaic")
+    _, (product,) = projections.norm_project(residual, x[0], (linear,), eps=1e-6, kernels=kernels)
+    np.testing.assert_array_equal(product, x)
+
+
+@pytest.mark.usefixtures("normed_codes")
+@pytest.mark.parametrize("rows", [17, 64, 256])
+def test_what_products_of_codes_return_is_added_by_the_norm(rows):
+    x, kernels = _draw(rows, 512), Kernels("mosaic")
+    residual = ResidualStream(x, x)
+    left = projections.project_add(x, _of_blocks(512), residual, kernels=kernels)
+    np.testing.assert_array_equal(left.x, x + x)
+    np.testing.assert_array_equal(left.delta, x)
 
 
 def test_a_projection_of_integers_is_cut_looked_up_and_traced_with_its_scales():

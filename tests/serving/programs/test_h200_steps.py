@@ -299,6 +299,11 @@ def test_medium_batches_of_quantized_weights_are_read_as_codes(scheme):
     kernels = hlo.mosaic_kernels(text)
     assert kernels["medium_codes_project"] == 3 * 3
     assert kernels["medium_codes_gated"] == 3
+    if scheme == "fp8":  # Norms are written as codes, which others read have a launch of their own.
+        assert kernels["add_norm_codes"] == kernels["quantize_groups"] == 3 * 2
+        shallow = dataclasses.replace(config, num_hidden_layers=2)
+        _, fewer = _compile(STEPS["decode_64"].key, 1, shallow)
+        assert hlo.launches(text) - hlo.launches(fewer) <= 10
     plain, _ = _compile(
         STEPS["decode_64"].key, 1, dataclasses.replace(_CONFIG, num_hidden_layers=3)
     )
@@ -351,13 +356,18 @@ def test_an_adapter_is_written_to_its_slot_in_place():
 
 
 def test_many_rows_of_blocks_are_multiplied_as_codes():
-    """In a launch each, like quantizing what they read; a prefill's last layer has few rows."""
+    """In a launch each, like quantizing what they read; a prefill's last layer has few rows.
+
+    Norms are added up, normalised and quantized in one.
+    """
     config = dataclasses.replace(_CONFIG, num_hidden_layers=3)
     memory, text = _compile(PrefillShape(2048, 8, _WIDTH), 1, with_scheme(config, "fp8"))
     kernels = hlo.mosaic_kernels(text)
     assert kernels["large_project"] == 2 * 3 + 1
     assert kernels["large_gated"] == 2
-    assert kernels["quantize_groups"] == 2 * 4 + 1
+    assert kernels["add_norm_codes"] == 2 * 2 + 1
+    assert kernels["quantize_groups"] == 2 * 2
+    assert "add_norm" not in kernels
     plain, _ = _compile(PrefillShape(2048, 8, _WIDTH), 1, config)
     assert memory.temp_size_in_bytes <= plain.temp_size_in_bytes, "no weight is written out"
 

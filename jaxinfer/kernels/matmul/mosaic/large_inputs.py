@@ -78,10 +78,12 @@ def _block(tiles, x, codes, scales):
 
 
 def quantized(*parts: jax.Array) -> tuple[list[jax.Array], jax.Array]:
-    """Codes of a group, given in float32 as parts ``[rows, n]`` of it, and scales ``[rows]``."""
-    largest = functools.reduce(jnp.maximum, [jnp.maximum(x, -x).max(axis=1) for x in parts])
+    """Codes of groups, given in float32 as parts ``[*rows, n]`` of them, and scales ``[*rows]``."""
+    axis = parts[0].ndim - 1
+    largest = functools.reduce(jnp.maximum, [jnp.maximum(x, -x).max(axis=axis) for x in parts])
     scale = largest * STEPS
     divisor = jnp.where(scale > 0, scale, jnp.ones_like(scale))
     divisor = jnp.where(scale < jnp.inf, divisor, jnp.full_like(scale, jnp.nan))
     # The conversion saturates.
-    return [(x / lax.broadcast_in_dim(divisor, x.shape, [0])).astype(FP8) for x in parts], scale
+    rows = range(axis)
+    return [(x / lax.broadcast_in_dim(divisor, x.shape, rows)).astype(FP8) for x in parts], scale

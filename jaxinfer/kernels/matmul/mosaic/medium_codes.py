@@ -90,36 +90,70 @@ def gated(
     return _run(x, (gate, up), 2, config)[0]
 
 
+def multiply(
+    codes: Float[Array, "B I"],
+    scale: Float[Array, "G _"],
+    weights: Sequence[QuantizedLinear],
+    dtype: jax.typing.DTypeLike,
+    *,
+    matrices: int = 1,
+    config: MediumCodesConfig | None = None,
+) -> tuple[Float[Array, "B _"], ...]:
+    """`project` of inputs that are quantized already, in one launch.
+
+    Args:
+        codes: float8_e4m3fn, of a multiple of 8 rows.
+        scale: float32, as of `quantize_groups`.
+        weights: of one form, whose codes are multiplied by codes.
+        dtype: of the results, bfloat16.
+        matrices: 2 for `gated`'s product, of a gate and an up projection.
+
+    Raises:
+        ValueError: as `project` does.
+    """
+    p = _plan(codes, weights, dtype, matrices, config)
+    padding = (0, max(0, p.row_blocks * p.config.rows - scale.shape[1]))
+    return _launch(p, codes, (jnp.pad(scale, ((0, 0), padding)),), weights, dtype)
+
+
 def _run(x, weights, matrices, config):
-    form, shapes = weights[0].form, [weight.shape for weight in weights]
     given = x.shape[0]
     x = jnp.pad(x, ((0, -given % 8), (0, 0)))  # The copy engine takes 8 rows at once.
-    B, size = x.shape
-    config = config or choose(B, shapes, x.dtype, form, matrices=matrices)
+    if weights[0].form.multiplies_codes:
+        codes, scale = quantize_groups(x)
+        products = multiply(codes, scale, weights, x.dtype, matrices=matrices, config=config)
+    else:
+        products = _launch(_plan(x, weights, x.dtype, matrices, config), x, (), weights, x.dtype)
+    return tuple(product[:given] for product in products)
+
+
+def _plan(rows, weights, dtype, matrices, config):
+    (B, size), form = rows.shape, weights[0].form
+    shapes = [weight.shape for weight in weights]
+    config = config or choose(B, shapes, dtype, form, matrices=matrices)
     if config is None or any(weight.form != form for weight in weights):
-        raise ValueError(f"no configuration for x {x.dtype}{x.shape}, weights {shapes} of {form}")
+        raise ValueError(f"no configuration for x {dtype}{rows.shape}, weights {shapes} of {form}")
     p = MediumCodesPlan(B, size, tuple(n for n, _ in shapes[::matrices]), matrices, form, config)
     p.check()
-    rows, inputs = x, ()
-    if form.multiplies_codes:
-        rows, scale = quantize_groups(x)
-        padding = (0, max(0, p.row_blocks * config.rows - scale.shape[1]))
-        inputs = (jnp.pad(scale, ((0, 0), padding)),)
-    arrays, tree = jax.tree.flatten((rows, inputs, weights))
+    return p
+
+
+def _launch(p, rows, inputs, weights, dtype):
+    arrays, tree = jax.tree.flatten((rows, inputs, tuple(weights)))
     kernel = plgpu.kernel(
         functools.partial(_block, p, tree),
-        out_type=tuple(jax.ShapeDtypeStruct((B, n), x.dtype) for n in p.outputs),
+        out_type=tuple(jax.ShapeDtypeStruct((p.B, n), dtype) for n in p.outputs),
         grid=(p.blocks,),
         grid_names=("block",),
         cluster=tuple(p.cluster.values()),
         cluster_names=tuple(p.cluster),
-        num_threads=config.consumers * config.slices + 1,
+        num_threads=p.config.consumers * p.config.slices + 1,
         thread_name="warpgroup",
-        scratch_types=_scratch(p, x.dtype),
+        scratch_types=_scratch(p, dtype),
         compiler_params=plgpu.CompilerParams(approx_math=True, unsafe_no_auto_barriers=True),
-        kernel_name="medium_codes_gated" if matrices == 2 else "medium_codes_project",
+        kernel_name="medium_codes_gated" if p.matrices == 2 else "medium_codes_project",
     )
-    return tuple(out[:given] for out in kernel(*arrays))
+    return tuple(kernel(*arrays))
 
 
 def _scratch(p: MediumCodesPlan, dtype: Any) -> dict[str, Any]:

@@ -22,9 +22,9 @@ from jaxtyping import Array, Float
 from jaxinfer.kernels.mosaic.pages import RegisterLayout
 from jaxinfer.kernels.mosaic.rows import load_global, store_anyhow
 
-_WARPS = 4
-_LANES = 32
-_LONG = 2048  # elements of a row beyond which one warp's registers would spill
+WARPS = 4
+LANES = 32
+LONG = 2048  # elements of a row beyond which one warp's registers would spill
 
 
 # A layer has two of them: under a jit of its own the kernel is traced and lowered once.
@@ -56,8 +56,8 @@ def add_norm(
             "rows must be bfloat16 or float16 with a multiple of 256 elements, 8192 at most;"
             f" got {x.dtype}{x.shape}"
         )
-    warps = _WARPS if E > _LONG else 1
-    rows = _WARPS // warps
+    warps = WARPS if E > LONG else 1
+    rows = WARPS // warps
     padding = -T % rows
     terms = [x, delta] if other is None else [x, delta, other]
     if padding:
@@ -79,18 +79,18 @@ def add_norm(
 
 def supports(size: int, dtype: jax.typing.DTypeLike) -> bool:
     """True if rows of `size` elements of this dtype can be added and normalised here."""
-    whole = size % (_WARPS * _LANES * 2) == 0 and size <= 8192
+    whole = size % (WARPS * LANES * 2) == 0 and size <= 8192
     return whole and jnp.dtype(dtype) in (jnp.bfloat16, jnp.float16)
 
 
 def _row_layout(size: int, warps: int) -> RegisterLayout:
     """`[4 / warps, size]` over 128 threads: neighbouring lanes hold neighbouring vectors."""
-    vector = next(v for v in (8, 4, 2) if size % (warps * _LANES * v) == 0)
-    line = _LANES * vector
+    vector = next(v for v in (8, 4, 2) if size % (warps * LANES * v) == 0)
+    line = LANES * vector
     if warps == 1:
-        tiles = ((_WARPS, line), (vector,))
+        tiles = ((WARPS, line), (vector,))
     else:
-        tiles = ((1, _WARPS * line), (line,), (vector,))
+        tiles = ((1, WARPS * line), (line,), (vector,))
     # In both, the tiled dimensions end in (warps, lanes, vector).
     return plgpu.Layout.TILED(plgpu.Tiling(tiles), warp_dims=(-3,), lane_dims=(-2,), vector_dim=-1)
 
@@ -99,15 +99,34 @@ def _block(eps, rows, layout, weight, *terms_and_results):
     *terms, total, normal = terms_and_results
     at = (pl.ds(lax.axis_index("block") * rows, rows),)
     # All loads before the arithmetic, so that they are in flight together.
-    old, *new = (load_global(ref.at[at], layout) for ref in terms)
+    loaded = [load_global(ref.at[at], layout) for ref in terms]
     scale = load_global(weight, layout.reduce(0)).astype(jnp.float32)
-    summed = _rounded_sum(old, _rounded_sum(*new) if len(new) == 2 else new[0])
+    summed = add_up(*loaded)
     store_anyhow(total.at[at], summed)
     wide = summed.astype(jnp.float32)
-    inverse = lax.rsqrt((wide * wide).sum(axis=1) / weight.shape[0] + eps)
-    narrow = (wide * lax.broadcast_in_dim(inverse, wide.shape, [0])).astype(total.dtype)
-    scaled = narrow.astype(jnp.float32) * lax.broadcast_in_dim(scale, wide.shape, [1])
+    mean = (wide * wide).sum(axis=1) / weight.shape[0]
+    scaled = normalized(wide, mean, scale, eps, total.dtype)
     store_anyhow(normal.at[at], scaled.astype(normal.dtype))
+
+
+def add_up(x: jax.Array, *new: jax.Array) -> jax.Array:
+    """The stream `x` with `new` added to it, each sum rounded to its dtype."""
+    if not new:
+        return x
+    return _rounded_sum(x, _rounded_sum(*new) if len(new) == 2 else new[0])
+
+
+def normalized(
+    wide: jax.Array, mean: jax.Array, scale: jax.Array, eps: float, dtype: jax.typing.DTypeLike
+) -> jax.Array:
+    """The norm of rows ``[rows, ...]``, rounded to `dtype` before it is multiplied by `scale`.
+
+    All float32; `mean` is that of a row's squares.
+    """
+    inverse = lax.rsqrt(mean + eps)
+    narrow = (wide * lax.broadcast_in_dim(inverse, wide.shape, [0])).astype(dtype)
+    columns = range(1, wide.ndim)
+    return narrow.astype(jnp.float32) * lax.broadcast_in_dim(scale, wide.shape, columns)
 
 
 def _rounded_sum(x: jax.Array, y: jax.Array) -> jax.Array:
