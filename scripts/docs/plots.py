@@ -50,7 +50,9 @@ def batch_floors(records: list[Record]) -> Numbers:
 
 
 def _title(record: Record) -> str:
-    return f"{record['model']}, {num_devices(record)} x {record['machine']['device']}"
+    weights = record.get("engine", {}).get("quantization")
+    model = f"{record['model']} in {weights}" if weights else record["model"]
+    return f"{model}, {num_devices(record)} x {record['machine']['device']}"
 
 
 def draw_workloads(numbers: Numbers, axes: Any) -> None:
