@@ -28,7 +28,7 @@ REGISTERS = {2: (232, 40), 3: (160, 32)}
 """Of a thread of a consumer and of the producer, by consumers."""
 
 _FEWEST_ROWS = 65  # of fewer, a tile would be half empty
-_FEWEST_GROUPS_OF_HALVES = 64  # whose half takes longer than to send and add sums
+_FEWEST_GROUPS_OF_HALVES = 32  # whose half takes longer than to send and add sums
 _FEWEST_ROWS_OF_THREE = 2048  # Three consumers were timed with no fewer.
 _GAIN_OF_THREE = 0.955  # of a tile's time by row, beside two consumers that multiply in turn
 

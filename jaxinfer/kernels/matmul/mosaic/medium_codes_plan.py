@@ -91,7 +91,8 @@ def choose(
     cuts = [(consumers, n) for consumers, n in cuts if size // GROUP % n == 0]
     consumers, found = max(cuts, key=rank)
     outputs = tuple(shape[0] for shape in shapes[::matrices])
-    slices = _slices(form, rows(found), consumers) if row_blocks == matrices == 1 else 1
+    # Tensor cores multiply codes as they are, so that a tile's only warpgroup waits for sums.
+    slices = 2 if form.multiplies_codes and consumers == row_blocks == matrices == 1 else 1
     for stages in range(_MOST_STAGES - _MOST_STAGES % slices, 1, -slices):
         config = MediumCodesConfig(consumers, rows(found), stages, found, slices)
         if MediumCodesPlan(B, size, outputs, matrices, form, config).shared_bytes <= _SHARED_BYTES:
@@ -109,16 +110,6 @@ def _most_consumers(form: WeightForm, rows: int, row_blocks: int, matrices: int)
         return 3
     widens = form.has_nibbles and matrices == 2 and row_blocks > 1
     return 2 if widens and registers.can_be_moved() else 1
-
-
-def _slices(form: WeightForm, rows: int, consumers: int) -> int:
-    """Warpgroups of a tile: one alone waits for each group's sums before it multiplies the next.
-
-    As many as registers hold, where tensor cores multiply codes as they are.
-    """
-    if not form.multiplies_codes:
-        return 1
-    return max(1, (3 if rows <= _ROWS_OF_MANY_SUMS else 2) // consumers)
 
 
 @dataclasses.dataclass(frozen=True)
