@@ -489,6 +489,11 @@ class EngineConfig:
             return "none"
         return "unscaled" if self.logprobs_mode == "raw_logprobs" else "untruncated"
 
+    @property
+    def swapped_gib(self) -> float:
+        """GiB of host memory that preempted requests' blocks have; 0 where they are recomputed."""
+        return self.swap_space if self.preemption_mode == "swap" else 0.0
+
     def token_budget(self, platform: str) -> int:
         """Most tokens in one step on `platform` ("cpu", "gpu")."""
         if self.max_num_batched_tokens is not None:

@@ -25,7 +25,9 @@ def build_parser() -> argparse.ArgumentParser:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--adapters", action="store_true", help="W1 with LoRA adapters")
-    parser.add_argument("--updates", action="store_true", help="an adapter's way to a step alone")
+    parser.add_argument(
+        "--updates", action="store_true", help="the time of an update of an adapter"
+    )
     parser.add_argument("--capture", action="store_true", help="decode steps that keep activations")
     parser.add_argument("--model-shape", choices=SERVED_SHAPES, help="random weights of this shape")
     parser.add_argument("--num-adapters", type=positive_integer, default=16, help="default: 16")

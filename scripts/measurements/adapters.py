@@ -93,7 +93,7 @@ def update_report(
 ) -> dict[str, Any]:
     """How long an adapter's arrays take to a step of an engine that runs nothing else.
 
-    Args and the figures of `_updates` are as in `adapter_report`.
+    Arguments, "update_s", "update_call_s" and "num_compilations" are as of `adapter_report`.
     """
     own = {"max_model_len": _UPDATED_LENGTH, "max_num_seqs": _UPDATED_ROWS}
     slots = {"enable_lora": True, "max_loras": num_adapters, "max_lora_rank": rank}
@@ -195,7 +195,7 @@ def _profile(run: Callable[[], Any]) -> dict[str, Any] | None:
 
 
 def _updates(llm: "LLM", name: str, rank: int) -> dict[str, Any]:
-    """Seconds that an update takes from a request's time to its first token, and its own."""
+    """Seconds of an update to a request's first token, and of its call; and what was compiled."""
     from jaxinfer import SamplingParams
 
     params = SamplingParams(max_tokens=1, ignore_eos=True, detokenize=False)

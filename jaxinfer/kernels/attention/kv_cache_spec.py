@@ -90,16 +90,6 @@ class KVCacheSpec:
         return sum(_shard_bytes(leaf) for leaf in jax.tree.leaves(self.blocks(1)))
 
     @property
-    def host_block_bytes(self) -> int:
-        """Bytes of a block in the host memory of the process whose devices hold most of it."""
-        held = collections.Counter[int]()
-        for leaf in jax.tree.leaves(self.blocks(1)):
-            places = leaf.sharding.devices_indices_map(leaf.shape).items()
-            for process in {(device.process_index, str(place)) for device, place in places}:
-                held[process[0]] += _shard_bytes(leaf)
-        return max(held.values())
-
-    @property
     def most_blocks(self) -> int:
         """The most blocks that kernels can address, given one device's part of each."""
         leaves = [leaf for leaf in jax.tree.leaves(self.blocks(1)) if len(leaf.shape) == _PAGE_AXES]

@@ -1,8 +1,8 @@
 """Products of codes behind a norm that is written as codes, by the kernel that adds up the stream.
 
-Of weights whose inputs are quantized by groups, from the first row that `module_of_codes` takes.
-So of fewer rows than elsewhere additions are left to norms: what follows codes is a norm of codes,
-but for a last one, or a router's, which XLA adds up before it.
+They are products with weights whose inputs are quantized by groups, of as many rows as
+`module_of_codes` takes. An addition before such a norm is left to it, also of fewer rows than other
+norms are left theirs. The last norm and a router's are written as they are: XLA adds before them.
 """
 
 from collections.abc import Sequence

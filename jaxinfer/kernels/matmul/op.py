@@ -5,8 +5,8 @@ and twice a projection that is added to the residual stream. With few rows a ker
 one launch; with more there are kernels for products alone. All else is XLA's (`matmul/xla.py`).
 
 XLA writes no residual stream in a long prefill, but adds up the outputs of several layers in every
-norm. So with many rows an addition to the stream is left to the norm that reads it, whose kernel
-writes both (`ResidualStream.delta`); so is a small sum over devices (`.peers`).
+norm. With many rows, and before a norm that is written as codes (`normed_codes.py`), an addition is
+left to that norm, whose kernel writes both (`ResidualStream.delta`); so is a small sum (`.peers`).
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -138,7 +138,7 @@ class ResidualStream(NamedTuple):
 def begin(x: Float[Array, "*batch E"], *, kernels: Kernels = XLA) -> ResidualStream:
     """The stream that the first layer reads, of the same form as the one that it returns.
 
-    Where additions are left to norms, this one adds zeros: so all layers are traced as one.
+    Where additions are left to all norms, this one adds zeros: so all layers are traced as one.
     """
     return ResidualStream(x, jnp.zeros_like(x) if _leaves_additions(x, kernels) else None)
 

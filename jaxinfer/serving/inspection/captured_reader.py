@@ -9,9 +9,12 @@ import numpy as np
 
 from jaxinfer.capture import Capture, CapturedTokens
 from jaxinfer.outputs import FinishReason
-from jaxinfer.serving.prefix_tiers.block_rows import MOST_BLOCKS
 from jaxinfer.serving.programs.inspected_layers import InspectedLayers
-from jaxinfer.serving.programs.kinds.read_captured import ReadCapturedKey, held_activations
+from jaxinfer.serving.programs.kinds.read_captured import (
+    BLOCKS_A_READ,
+    ReadCapturedKey,
+    held_activations,
+)
 from jaxinfer.serving.programs.programs import Programs
 from jaxinfer.serving.programs.upload import upload
 from jaxinfer.serving.requests.captured import Captured
@@ -37,7 +40,7 @@ class CapturedReader:
         loop = programs.context.loop
         assert isinstance(loop, InspectedLayers)
         self._names: Sequence[Any] = ("logits",) if is_logits else loop.captured
-        self._key = ReadCapturedKey(MOST_BLOCKS, is_logits)
+        self._key = ReadCapturedKey(BLOCKS_A_READ, is_logits)
         self._kept: dict[str, tuple[Captured, int]] = {}
 
     def keep(self, request: Request) -> None:
@@ -87,8 +90,8 @@ class CapturedReader:
         first = min(start, max(stop - 1, 0)) // S
         blocks = table[first : -(-stop // S)]
         pieces = [
-            self._runner.launches.run(self._gather, blocks[i : i + MOST_BLOCKS]).result()
-            for i in range(0, len(blocks), MOST_BLOCKS)
+            self._runner.launches.run(self._gather, blocks[i : i + BLOCKS_A_READ]).result()
+            for i in range(0, len(blocks), BLOCKS_A_READ)
         ]
         begin, end = start - first * S, stop - first * S
         return {
@@ -98,7 +101,7 @@ class CapturedReader:
 
     def _gather(self, blocks: Sequence[int]) -> list[np.ndarray]:
         """What these blocks hold, on the host; in the place of a launch."""
-        ids = np.zeros(MOST_BLOCKS, np.int32)
+        ids = np.zeros(BLOCKS_A_READ, np.int32)
         ids[: len(blocks)] = blocks
         launcher, context = self._runner.launcher, self._programs.context
         held = held_activations(launcher.resident.kv, context)

@@ -16,13 +16,13 @@ _OTHER_PINNED_GIB = 4
 
 
 def check_memory(name: str, num_bytes: int, platform: str, more_pinned: int = 0) -> None:
-    """Refuse what the host has not, or what XLA's pool of pinned memory doesn't hold on GPUs.
+    """Refuse more memory than the host has available, or than XLA pins of it on GPUs.
 
     Args:
         name: of the engine's argument that asks for it.
         num_bytes: of blocks.
         platform: of the devices.
-        more_pinned: bytes of blocks on their way.
+        more_pinned: bytes of blocks on their way, and of preempted requests' blocks beside a tier.
 
     Raises:
         CapacityError: names both sizes, and the argument.
@@ -46,9 +46,9 @@ def check_pinned(name: str, num_bytes: int) -> None:
     most = float(os.environ.get(_PINNED_LIMIT, _PINNED_GIB))
     if num_bytes / 2**30 + _OTHER_PINNED_GIB > most:
         raise CapacityError(
-            f"{name} takes {num_bytes / 2**30:.2f} GiB of pinned memory with blocks on their way, "
-            f"and XLA pins {most:g} GiB of a process at most, of which {_OTHER_PINNED_GIB} are for "
-            f"all else; lower {name}, or set {_PINNED_LIMIT} before JAX starts"
+            f"{name} takes {num_bytes / 2**30:.2f} GiB of pinned memory with blocks on their way "
+            f"and swap_space, and XLA pins {most:g} GiB of a process at most, {_OTHER_PINNED_GIB} "
+            f"of them for all else; lower {name}, or set {_PINNED_LIMIT} before JAX starts"
         )
 
 
@@ -64,7 +64,7 @@ def pinned_arrays(name: str, row: jax.ShapeDtypeStruct, count: int) -> list[jax.
         count: of the arrays.
 
     Raises:
-        CapacityError: the host does not let it.
+        CapacityError: the host can't pin as much.
     """
     if not count:
         return []
@@ -75,7 +75,8 @@ def pinned_arrays(name: str, row: jax.ShapeDtypeStruct, count: int) -> list[jax.
     try:
         return jax.block_until_ready([jax.device_put(zeros, on_host) for _ in range(count)])
     except jax.errors.JaxRuntimeError as error:
-        num_bytes = count * zeros.nbytes
+        num_bytes = count * of_device.nbytes * len(zeros.addressable_shards)
         raise CapacityError(
-            f"the host does not pin the {num_bytes / 2**30:.2f} GiB of {name}; lower it ({error})"
+            f"the host does not pin the {num_bytes / 2**30:.2f} GiB of {name}; lower it, or raise "
+            f"{_PINNED_LIMIT} before JAX starts ({error})"
         ) from error

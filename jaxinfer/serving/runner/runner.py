@@ -80,6 +80,7 @@ class Runner:
         eos_token_ids: Sequence[int] = (),
         tokenizer: Tokenizer | None = None,
         owns_params: bool = False,
+        host_blocks: HostBlocks,
         transfers: Transfers | None = None,
     ) -> None:
         self._config, self._plan = config, plan
@@ -94,12 +95,7 @@ class Runner:
         self.num_kv_blocks = plan.report.num_kv_blocks
         self.max_model_len = plan.report.max_model_len
         self.max_num_batched_tokens = config.token_budget(plan.platform)
-        swap_space = config.swap_space if config.preemption_mode == "swap" else 0.0
-        with contextlib.ExitStack() as undo:
-            undo.callback(plan.close)
-            host_blocks = HostBlocks(plan.programs, swap_space)
-            undo.pop_all()
-        self.transfers = transfers
+        self.transfers, self._host_blocks = transfers, host_blocks
         self.num_host_blocks = host_blocks.num_blocks
         free_logprobs = config.free_logprobs(has_custom_functions=context.has_custom_functions)
         self._builder = BatchBuilder(
@@ -320,6 +316,7 @@ class Runner:
         self._free_cache()
         self.launcher.clear()  # else a garbage collection frees the arrays of batches, much later
         self.launches.close()
+        self._host_blocks.close()
         self.weights.close()
         self._use_weights()
         self._plan.close()

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 
 import jax
 
+from jaxinfer.errors import CapacityError
 from jaxinfer.serving.prefix_tiers.block_rows import MOST_BLOCKS, BlockRow
 from jaxinfer.serving.prefix_tiers.pinned_memory import check_memory, pinned_arrays
 from jaxinfer.serving.prefix_tiers.transfers import sharding_of_rows
@@ -31,7 +32,8 @@ class HostBlocks:
         num_blocks: of whole arrays. Host block n is row n % `MOST_BLOCKS` of its array.
 
     Raises:
-        CapacityError: the host has less memory available, or does not pin as much.
+        CapacityError: the host has less memory available, or does not pin as much; or it is too
+            little for a block.
     """
 
     def __init__(self, programs: Programs, gibibytes: float) -> None:
@@ -39,8 +41,13 @@ class HostBlocks:
         num_local = max(Counter(device.process_index for device in devices).values())
         array_bytes = MOST_BLOCKS * row.size * row.dtype.itemsize // row.shape[0] * num_local
         num_arrays = int(gibibytes * 2**30) // array_bytes
-        # One array's memory is for a block that comes before what it replaces is free.
+        # One array's memory is for an array that comes before what it replaces is free.
         self.num_blocks = max(num_arrays - 1, 0) * MOST_BLOCKS
+        if gibibytes and not self.num_blocks:
+            raise CapacityError(
+                f"swap_space={gibibytes:g} GiB holds no KV block: it needs two arrays of "
+                f"{MOST_BLOCKS} blocks; give {2 * array_bytes / 2**30:.3g} or more"
+            )
         self._on_devices = sharding_of_rows(row)
         self._on_host = self._on_devices.with_memory_kind("pinned_host")
         if num_arrays:
@@ -48,6 +55,11 @@ class HostBlocks:
         self._arrays = pinned_arrays("swap_space", row, num_arrays)[:-1]
         # With several processes JAX compiles a program for each direction: not while serving.
         jax.block_until_ready(jax.device_put(self._arrays[:1], self._on_devices))
+        self._leaving: jax.Array | None = None
+
+    def close(self) -> None:
+        """Give the memory back to XLA's pool."""
+        self._arrays, self._leaving, self.num_blocks = [], None, 0
 
     def swap(
         self,
@@ -64,13 +76,14 @@ class HostBlocks:
                 other, and begin with its first row.
             back: pairs (device block, host block) to copy in.
         """
-        before: jax.Array | None = None
         for index, blocks, _ in _by_array(out):
             (rows,) = copies.rows(kv, [blocks], _OUT)
-            if before is not None:  # two at a time lie beside the pages
-                before.block_until_ready()
-            before = self._arrays[index] = jax.device_put(rows, self._on_host)
-        for index, blocks, places in _by_array(back):
+            if self._leaving is not None:  # two at a time lie beside the pages
+                self._leaving.block_until_ready()
+            self._leaving = self._arrays[index] = jax.device_put(rows, self._on_host)
+        for count, (index, blocks, places) in enumerate(_by_array(back)):
+            if count > 1:
+                jax.block_until_ready(kv)
             array = jax.device_put(self._arrays[index], self._on_devices)
             kv = copies.write(kv, [BlockRow(array, place) for place in places], blocks)
         return kv

@@ -26,6 +26,7 @@ from jaxinfer.serving.replicas.started_replica import StartedReplica
 from jaxinfer.serving.runner.device_params import describe_params, place_params
 from jaxinfer.serving.runner.experts.placed_experts import PlacedExperts
 from jaxinfer.serving.runner.runner import Runner
+from jaxinfer.serving.runner.swap import HostBlocks
 from jaxinfer.serving.sampling.sampler import CustomSampler, LogitsProcessor
 from jaxinfer.serving.scheduler.block_pool import BlockPool
 from jaxinfer.serving.scheduler.pacing import Pacing, arrival_tokens
@@ -182,7 +183,12 @@ def start_runner(
     )
     head_config = None if head is None else head.config
     open_files = functools.partial(setup.files.open, plan.programs, placed, head_config)
-    transfers = setup.tiers.start(plan.programs, setup.config, plan.platform, open_files)
+    with contextlib.ExitStack() as undo:
+        undo.callback(plan.close)
+        # Before the tiers, which leave what they pin to XLA: these would take their part of it.
+        host_blocks = HostBlocks(plan.programs, setup.config.swapped_gib)
+        transfers = setup.tiers.start(plan.programs, setup.config, plan.platform, open_files)
+        undo.pop_all()
     return Runner(
         placed,
         plan,
@@ -190,6 +196,7 @@ def start_runner(
         eos_token_ids=setup.eos_token_ids,
         tokenizer=setup.tokenizer,
         owns_params=setup.owns_params,
+        host_blocks=host_blocks,
         transfers=transfers,
     )
 

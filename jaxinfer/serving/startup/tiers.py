@@ -65,8 +65,9 @@ def check_size(row: jax.ShapeDtypeStruct, config: EngineConfig, platform: str) -
     """
     num_bytes = int(config.kv_offloading_size * 2**30)
     engines = 1 if platform == "gpu" else config.data_parallel_size
-    on_their_way = leaving_blocks(config, platform) * block_bytes(row)
-    check_memory("kv_offloading_size", num_bytes * engines, platform, on_their_way)
+    beside = leaving_blocks(config, platform) * block_bytes(row)
+    beside += int(config.swapped_gib * 2**30)
+    check_memory("kv_offloading_size", num_bytes * engines, platform, beside)
     num_blocks = num_bytes // block_bytes(row)
     if num_blocks == 0:
         raise CapacityError(

@@ -287,7 +287,7 @@ def _large() -> Iterator[Launch]:
 
 
 def _large_of_few_rows() -> Iterator[Launch]:
-    """A tile of rows for as many features as there are multiprocessors, and a long contraction."""
+    """A tile for each multiprocessor, and a long contraction."""
     large, F = module_of("mosaic", "large"), 8192 + 512
     shapes = ((F, _E), (F, _E), (_E, 8192))
     gate, up, down = (_quantized("fp8", _draw(seed, *of)) for seed, of in enumerate(shapes))

@@ -29,12 +29,11 @@ def test_every_layer_has_pages_of_its_own_shape():
 
 
 @pytest.mark.parametrize("devices", [1, 4])
-def test_a_block_is_counted_on_a_device_and_on_a_host(devices):
+def test_a_block_is_counted_on_a_device(devices):
     spec = _spec(devices)
     tokens = 2 * 8  # of keys and of values
     whole = tokens * (4 * 16 + 8 * 32) * 2
     assert spec.block_bytes == whole // devices
-    assert spec.host_block_bytes == whole
 
 
 def test_the_layer_with_most_heads_on_a_device_limits_the_blocks():
@@ -50,7 +49,6 @@ def test_integers_have_a_scale_for_each_token_and_head_split_like_them():
     assert (pages.k_scale.shape, pages.k_scale.dtype) == ((10, 8, 8), jnp.float32)
     assert pages.k_scale.sharding.shard_shape(pages.k_scale.shape) == (10, 8, 4)
     assert spec.block_bytes == 2 * 8 * (4 * (16 + 4) + 8 * (32 + 4)) // 2
-    assert spec.host_block_bytes == 2 * spec.block_bytes
     assert spec.most_blocks == _spec(2).most_blocks
 
 

@@ -75,7 +75,7 @@ _SIZES = {
     "blocks of rows": (128, (512, 128), 1024, MediumCodesConfig(2, 64, 4)),
     "two tiles of many sums": (256, (512, 128), 1024, MediumCodesConfig(2, 128, 4)),
     "two warpgroups a tile": (64, (256,), 1024, MediumCodesConfig(1, 64, 4, slices=2)),
-    "three of an odd number of groups": (40, (256,), 2560, MediumCodesConfig(1, 48, 6, 2, 3)),
+    "of an odd number of groups": (40, (256,), 1280, MediumCodesConfig(1, 48, 6, 2, 2)),
     "of a split contraction": (96, (256,), 1024, MediumCodesConfig(1, 48, 4, splits=2)),
 }
 

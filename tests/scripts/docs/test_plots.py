@@ -2,7 +2,14 @@
 
 import pytest
 
-from scripts.docs.plots import is_current, plot_lines, shown_numbers, update_plot, workload_floors
+from scripts.docs.plots import (
+    batch_floors,
+    is_current,
+    plot_lines,
+    shown_numbers,
+    update_plot,
+    workload_floors,
+)
 
 _MACHINE = {"device": "NVIDIA H200", "cpu": "x"}
 
@@ -80,3 +87,15 @@ def test_the_page_names_what_the_picture_shows():
     (line,) = plot_lines("batch-floors", [_batches(0.5)])
     assert line.startswith("![share of the floor: Qwen3-0.6b shape, 1 x NVIDIA H200]")
     assert line.endswith("(figures/batch-floors.svg)")
+
+
+def test_quantized_weights_have_lines_of_their_own():
+    plain = {"kind": "batches-8b", "model": "Qwen3-8b shape", "machine": {"device": "NVIDIA H200"}}
+    speeds = [{"rows": 1, "prefill_of_floor": 0.5, "decode_of_floor": 0.5}]
+    plain |= {"file": "1", "time": "1", "engine": {"quantization": None}, "speeds": speeds}
+    codes = plain | {"file": "2", "time": "2", "engine": {"quantization": "fp8"}}
+    titles = [*batch_floors([plain]), *batch_floors([codes])]
+    assert titles == [
+        "Qwen3-8b shape, 1 x NVIDIA H200",
+        "Qwen3-8b shape in fp8, 1 x NVIDIA H200",
+    ]

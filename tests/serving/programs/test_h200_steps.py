@@ -299,7 +299,9 @@ def test_medium_batches_of_quantized_weights_are_read_as_codes(scheme):
     kernels = hlo.mosaic_kernels(text)
     assert kernels["medium_codes_project"] == 3 * 3
     assert kernels["medium_codes_gated"] == 3
-    if scheme == "fp8":  # Norms are written as codes, which others read have a launch of their own.
+    if (
+        scheme == "fp8"
+    ):  # Norms are written as codes; other inputs are quantized by launches of their own.
         assert kernels["add_norm_codes"] == kernels["quantize_groups"] == 3 * 2
         shallow = dataclasses.replace(config, num_hidden_layers=2)
         _, fewer = _compile(STEPS["decode_64"].key, 1, shallow)

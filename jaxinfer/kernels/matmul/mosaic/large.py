@@ -13,7 +13,7 @@ Persistent blocks walk over tiles of 128 or 192 rows by 128 features, neighbours
 so that the L2 holds what they read. A producer warpgroup streams both operands through shared
 memory (TMA), also of the next tile while this one's results are stored. Blocks of a cluster read
 what they have in common once (multicast). With few rows and a long contraction two blocks share it:
-each sends the other its sums of the features that this one writes (`partial_sums.py`).
+each sends its sums of the features that the other one writes (`partial_sums.py`).
 
 A row's sums don't depend on others, nor, from 257 rows on, on how many there are: each is added up
 in the order of the contraction by one warpgroup.

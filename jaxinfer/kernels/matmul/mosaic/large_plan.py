@@ -163,14 +163,23 @@ class LargePlan:
     def check(self) -> None:
         """Raises ValueError where the kernel cannot be built."""
         c = self.config
-        sizes = c.consumers not in REGISTERS or c.stages < 2 or c.shared_bytes > SHARED_BYTES
+        sizes = c.consumers in REGISTERS and c.stages >= 2 and c.shared_bytes <= SHARED_BYTES
         whole = self.M % 8 == 0 and all(n % GROUP == 0 for n in (self.size, *self.outputs))
-        # Sums of one tile at most, of one matrix, are sent to where others' rows have been.
+        shares = c.splits == 1 or self._has_halves
+        if not (sizes and whole and shares and self.dtype.itemsize == 2):
+            raise ValueError(
+                f"{c} does not fit {self.dtype}, M {self.M}, inputs {self.size}, outputs "
+                f"{self.outputs} of {self.matrices} matrices each"
+            )
+
+    @property
+    def _has_halves(self) -> bool:
+        """Whether two blocks can share contractions: of one tile each, in place of its rows."""
+        c = self.config
+        if c.splits != 2 or self.matrices != 1 or self.size % (2 * GROUP) or c.stages < 4:
+            return False
         rows, columns = self.tiles
-        shared = self.size // GROUP % c.splits == 0 and self.matrices == 1
-        shared = shared and rows * columns == self.clusters and c.splits == 2 and c.stages >= 4
-        if sizes or not whole or self.dtype.itemsize != 2 or not (c.splits == 1 or shared):
-            raise ValueError(f"{c} does not fit {self.dtype}, M {self.M}, outputs {self.outputs}")
+        return rows * columns == self.clusters
 
     @property
     def steps(self) -> int:

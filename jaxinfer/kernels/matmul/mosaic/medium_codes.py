@@ -11,9 +11,10 @@ columns. Sums, in float32, are scaled at the end, or once for every 128 inputs w
 scale of their own.
 
 A block computes `rows` rows of the batch for up to three tiles of 64 features, each of a consumer
-warpgroup; a producer warpgroup streams codes and rows through shared memory (TMA). Of gate and up a
-tile has 32 features each. Blocks of a cluster have different rows and read codes once for all; or
-they share the contraction: each of two sends the other the sums of the rows that this one writes.
+warpgroup, or for one of two consumers, which take pieces of the contraction in turn. A producer
+warpgroup streams codes and rows through shared memory (TMA). Of gate and up a tile has 32 features
+each. Blocks of a cluster have different rows and read codes once for all; or they share the
+contraction: each of two sends the sums of the rows that the other one writes (`partial_sums.py`).
 
 Which products pay, and with which sizes, is in `medium_codes_plan.py`.
 """
@@ -163,12 +164,12 @@ def _scratch(p: MediumCodesPlan, dtype: Any) -> dict[str, Any]:
     x_smem = plgpu.SMEM((c.stages, c.rows, GROUP), x_dtype, transforms=x_layout)
     tiles = (c.stages, c.consumers, TILE, width)
     # What follows the products takes the place of rows that have all been read.
-    slices = partial_sums.memory(c.consumers, c.slices - 1, TILE, c.rows)
+    sent = partial_sums.memory(c.consumers, TILE, c.rows)
     sums = partial_sums.memory(c.consumers, TILE, p.kept)
     gates = plgpu.SMEM((c.consumers, TILE, p.kept), jnp.float32)
     out = plgpu.SMEM((c.consumers, p.kept, p.features), dtype, transforms=swizzled(p.features))
     after = (
-        *[slices] * (c.slices > 1),
+        *[sent] * (c.slices > 1),
         *[sums] * (c.splits > 1),
         *[gates] * (p.matrices > 1),
         out,
@@ -182,7 +183,7 @@ def _scratch(p: MediumCodesPlan, dtype: Any) -> dict[str, Any]:
     done = plgpu.Barrier(num_arrivals=multiplying)
     sliced = arrived = None
     if c.slices > 1:
-        sliced = plgpu.Barrier(num_arrivals=c.slices - 1, num_barriers=c.consumers)
+        sliced = plgpu.Barrier(num_barriers=c.consumers)
     if c.splits > 1:
         done = plgpu.ClusterBarrier(collective_axes=(AXIS,), num_arrivals=multiplying)
         arrived = plgpu.Barrier(num_barriers=c.consumers)
@@ -238,15 +239,15 @@ def _block(p, tree, *refs, x_after, w_smem, filled, free, done, sliced, arrived)
         if c.slices == 1:
             _finish(p, weights, outputs, sums, tile, consumer, after, arrived)
             return
-        slices, all_sliced = after[0].at[consumer], sliced.at[consumer]
+        sent, barrier = after[0].at[consumer], sliced.at[consumer]
 
         @pl.when(part > 0)
         def _send():
-            partial_sums.send_to_first(sums, slices.at[part - 1], all_sliced)
+            partial_sums.send(sums, sent, barrier)
 
         @pl.when(part == 0)
         def _add():
-            added = partial_sums.add_received(sums, slices, all_sliced, OPERAND)
+            added = partial_sums.add_sent(sums, sent, barrier, OPERAND)
             _finish(p, weights, outputs, added, tile, consumer, after[1:], arrived)
 
 

@@ -29,14 +29,14 @@ _BUSY = (
 
 @dataclasses.dataclass(frozen=True)
 class MediumCodesConfig:
-    """Sizes that change speed, and results only in the order of `splits` sums.
+    """Sizes that change speed, and results only in the order of the sums of splits and slices.
 
     Attributes:
-        consumers: tiles of 64 outputs of a block, 1 to 3, each of a consumer warpgroup.
+        consumers: tiles of 64 outputs of a block, 1 to 3, each of `slices` consumer warpgroups.
         rows: of a block, a multiple of 8.
         stages: pieces of the contraction in flight, a multiple of `slices`.
         splits: blocks of a cluster that share the contraction, 1 or 2.
-        slices: consumer warpgroups of a tile, which take pieces in turn.
+        slices: consumer warpgroups of a tile, which take pieces in turn: 2 of a block's only tile.
     """
 
     consumers: int
@@ -217,12 +217,20 @@ class MediumCodesPlan:
     def check(self) -> None:
         """Raises ValueError where the kernel can't be built."""
         c = self.config
-        sizes = c.rows % (8 * c.splits) or c.rows > 256 or c.stages < 2 or c.stages % c.slices
-        sizes = (
-            sizes or not 1 <= c.consumers <= c.consumers * c.slices <= 3 or c.splits not in (1, 2)
-        )
-        cut = self.B % 8 or self.size % (GROUP * c.splits) or any(n % TILE for n in self.outputs)
+        parts = {c.splits, c.slices} <= {1, 2}
+        if not parts or not self._fits:
+            raise ValueError(
+                f"{c} does not fit B {self.B}, inputs {self.size}, outputs {self.outputs}"
+            )
+
+    @property
+    def _fits(self) -> bool:
+        c = self.config
+        sizes = c.rows % (8 * c.splits) == 0 and c.rows <= 256 and 1 <= c.consumers <= 3 // c.slices
+        stages = c.stages >= 2 and c.stages % c.slices == 0
+        whole = self.B % 8 == 0 and self.size % (GROUP * c.splits) == 0
+        tiles = all(outputs % TILE == 0 for outputs in self.outputs)
         # Each block of a cluster fetches as many 8-row pieces of a shared tile.
-        shares = self.features // 8 % self.row_blocks
-        if sizes or cut or shares or self.shared_bytes > _SHARED_BYTES:
-            raise ValueError(f"{c} does not fit B {self.B}, outputs {self.outputs}")
+        shares = self.features // 8 % self.row_blocks == 0
+        room = self.shared_bytes <= _SHARED_BYTES
+        return sizes and stages and whole and tiles and shares and room

@@ -1,12 +1,11 @@
-"""Adds up the sums of a tile over warpgroups that have a part of the contraction each.
+"""Adds up the sums of a tile over two warpgroups that have a part of the contraction each.
 
-The warpgroups are of one block, or of two blocks of a cluster. Either way parts are added in the
-same order in every run.
+They are of one block, or of two blocks of a cluster. Two numbers have one sum in either order, so
+that results are the same in every run.
 """
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
 import jax
@@ -27,33 +26,29 @@ def memory(*shape: int) -> Any:
     return plgpu.SMEM(shape, jnp.float32, transforms=swizzled(columns, 4))
 
 
-def send_to_first(sums: jax.Array, received: Ref, arrived: Any) -> None:
-    """Hand a warpgroup's sums to the one that adds those of its block.
+def send(sums: jax.Array, received: Ref, arrived: Any) -> None:
+    """Hand a warpgroup's sums to the other one of its block, which adds both.
 
     Args:
         sums: ``[rows, columns]`` in registers.
-        received: as much of `memory`, which no warpgroup of the block uses otherwise any more.
-        arrived: a barrier with an arrival for each that sends.
+        received: `memory` of that shape, which no warpgroup of the block uses otherwise any more.
+        arrived: a barrier of one arrival.
     """
     store_anyhow(received, sums)
     plgpu.barrier_arrive(arrived)
 
 
-def add_received(sums: jax.Array, received: Ref, arrived: Any, layout: RegisterLayout) -> jax.Array:
-    """A warpgroup's sums ``[rows, columns]`` and those that others of its block have sent.
+def add_sent(sums: jax.Array, received: Ref, arrived: Any, layout: RegisterLayout) -> jax.Array:
+    """A warpgroup's sums ``[rows, columns]`` and those that the other one has sent.
 
     Args:
         sums: of this warpgroup's part, in registers.
-        received: `memory` ``[others, rows, columns]``.
-        arrived: see `send_to_first`.
+        received: see `send`.
+        arrived: see `send`.
         layout: of `sums`.
     """
     plgpu.barrier_wait(arrived)
-    others = [
-        plgpu.load(received.at[part], layout=layout, optimized=False)
-        for part in range(received.shape[0])
-    ]
-    return functools.reduce(jnp.add, others, sums)
+    return sums + plgpu.load(received, layout=layout, optimized=False)
 
 
 def add_over_cluster(
@@ -61,8 +56,7 @@ def add_over_cluster(
 ) -> jax.Array:
     """A warpgroup's sums ``[rows, columns / 2]`` over both blocks, of the columns its block keeps.
 
-    Each block sends the other one the columns that this one keeps, through distributed shared
-    memory. Two numbers have one sum in either order.
+    Through distributed shared memory, each block sends the columns that the other one keeps.
 
     Args:
         sums: ``[rows, columns]`` of this block's half, in registers.

@@ -9,7 +9,6 @@ import jax
 from jaxtyping import Array, Int32
 
 from jaxinfer.model.sharding import logits_spec
-from jaxinfer.serving.prefix_tiers.block_rows import MOST_BLOCKS
 from jaxinfer.serving.programs.buckets import Buckets
 from jaxinfer.serving.programs.inspected_buckets import InspectedBuckets
 from jaxinfer.serving.programs.inspected_layers import InspectedLayers
@@ -17,6 +16,8 @@ from jaxinfer.serving.programs.kinds.kind import ProgramKind
 from jaxinfer.serving.programs.kinds.step_program import HEAD_OPTIONS
 from jaxinfer.serving.programs.programs import WHOLE, Program, Programs
 from jaxinfer.serving.programs.steps import StepContext
+
+BLOCKS_A_READ = 16
 
 
 @dataclass(frozen=True)
@@ -37,7 +38,7 @@ class ReadCapturedKind(ProgramKind[ReadCapturedKey]):
         """One key, where activations are captured."""
         if not isinstance(buckets, InspectedBuckets) or buckets.captured is None:
             return []
-        return [ReadCapturedKey(MOST_BLOCKS, buckets.captured == "logits")]
+        return [ReadCapturedKey(BLOCKS_A_READ, buckets.captured == "logits")]
 
     def program(self, programs: Programs, key: ReadCapturedKey) -> Program:
         """The program of `read_captured`, or of `read_logits`."""

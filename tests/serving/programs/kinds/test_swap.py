@@ -12,12 +12,14 @@ import psutil
 import pytest
 
 from jaxinfer import SamplingParams
+from jaxinfer.config import EngineConfig
 from jaxinfer.errors import CapacityError
 from jaxinfer.serving.prefix_tiers.block_rows import MOST_BLOCKS
 from jaxinfer.serving.prefix_tiers.pinned_memory import check_memory
 from jaxinfer.serving.programs.kinds.block_rows import BlockRowsKey
 from jaxinfer.serving.programs.program_set import all_programs
 from jaxinfer.serving.runner.swap import HostBlocks
+from jaxinfer.serving.startup.tiers import check_size
 from tests.serving.runner.tiny_runner import Loop, make_runner, prompts
 from tests.serving.small_llm import held_blocks, ids, small_llm
 
@@ -58,6 +60,22 @@ def test_more_swap_space_than_xla_pins_is_refused_on_gpus(monkeypatch):
     check_memory("swap_space", 61 * 2**30, "cpu")
     with pytest.raises(CapacityError, match=r"^swap_space takes 61.* XLA pins 64 .* or set XLA_"):
         check_memory("swap_space", 61 * 2**30, "gpu")
+
+
+def test_swap_space_for_no_block_is_refused_with_the_least():
+    with pytest.raises(CapacityError, match=r"^swap_space=1e-05 GiB holds no KV block.* give 0\."):
+        make_runner(preemption_mode="swap", swap_space=1e-5, num_kv_blocks=9)
+
+
+def test_what_tiers_and_swapping_pin_is_limited_together(monkeypatch):
+    monkeypatch.setattr(
+        "psutil.virtual_memory", lambda: types.SimpleNamespace(available=1000 * 2**30)
+    )
+    row, both = jax.ShapeDtypeStruct((1, 1024), "int32"), {"kv_offloading_size": 40.0}
+    check_size(row, EngineConfig(**both), "gpu")
+    both |= {"swap_space": 40.0, "preemption_mode": "swap"}
+    with pytest.raises(CapacityError, match=r"takes 8\d\.\d+ GiB of pinned memory .* swap_space"):
+        check_size(row, EngineConfig(**both), "gpu")
 
 
 def test_memory_that_the_host_does_not_pin_is_refused_by_name(monkeypatch):
@@ -157,7 +175,6 @@ def test_blocks_on_their_way_to_host_memory_do_not_outlive_the_engine():
     assert space.num_free_blocks < space.num_blocks
     arrays = [weakref.ref(array) for array in runner.launcher._host_blocks._arrays]
     runner.close()
-    del runner, loop
     gc.collect()
     assert {array() for array in arrays} == {None}
 
