@@ -1,6 +1,5 @@
 """The layout of a paged KV cache as one value: shapes, sharding, and bytes of a block."""
 
-import collections
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
