@@ -25,7 +25,7 @@ if TYPE_CHECKING:
         ShuttingDownError,
         StepError,
     )
-    from jaxinfer.expert_statistics import ExpertStatistics
+    from jaxinfer.expert_statistics import ExpertStatistics, RebalancedExperts
     from jaxinfer.inputs import TextPrompt, TokensPrompt
     from jaxinfer.logprobs import ChosenLogprobs, Logprob, Support
     from jaxinfer.model.adapters.lora_request import LoRARequest
@@ -55,7 +55,6 @@ if TYPE_CHECKING:
     from jaxinfer.sampling_params import RequestOutputKind, SamplingParams
     from jaxinfer.serving.async_llm import AsyncLLM
     from jaxinfer.serving.engine.metrics import Counter, Gauge, Histogram
-    from jaxinfer.serving.expert_balance import RebalancedExperts
     from jaxinfer.serving.llm import LLM
     from jaxinfer.serving.parsers.answer_format import AnswerFormat
     from jaxinfer.serving.pooling.embedding_model import EmbeddingModel
@@ -154,7 +153,7 @@ _NAMES_OF = {
         "ShuttingDownError",
         "StepError",
     ),
-    "expert_statistics": ("ExpertStatistics",),
+    "expert_statistics": ("ExpertStatistics", "RebalancedExperts"),
     "inputs": ("TextPrompt", "TokensPrompt"),
     "logprobs": ("ChosenLogprobs", "Logprob", "Support"),
     "model.adapters.lora_request": ("LoRARequest",),
@@ -184,7 +183,6 @@ _NAMES_OF = {
     "sampling_params": ("RequestOutputKind", "SamplingParams"),
     "serving.async_llm": ("AsyncLLM",),
     "serving.engine.metrics": ("Counter", "Gauge", "Histogram"),
-    "serving.expert_balance": ("RebalancedExperts",),
     "serving.llm": ("LLM",),
     "serving.parsers.answer_format": ("AnswerFormat",),
     "serving.pooling.embedding_model": ("EmbeddingModel",),

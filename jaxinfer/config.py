@@ -180,8 +180,9 @@ class EngineConfig:
         expert_parallel_size: groups of these devices that have experts of their own, whose width
             the devices of a group share; needs `enable_expert_parallel`. None is a group of each
             device.
-        enable_eplb: let `LLM.rebalance_experts` move experts between these groups, by their load;
-            needs `enable_expert_parallel`.
+        enable_eplb: let `LLM.rebalance_experts`, or a server's /rebalance_experts, move experts
+            between these groups, by their load or by what `expert_statistics` has counted; needs
+            `enable_expert_parallel`.
         eplb_config: an `EplbConfig`, or a dictionary of its field, {"num_redundant_experts": 16}:
             so many experts of each layer are held once more. None holds none twice.
         attention_backend: "auto" takes the fastest one that the device supports (`jaxinfer env`

@@ -51,7 +51,7 @@ class EplbConfig:
         for name in given:
             if name in _BY_ITSELF:
                 raise ValueError(
-                    f"eplb_config: experts move only when LLM.rebalance_experts(load) is called, "
+                    f"eplb_config: experts move only when rebalance_experts(load) is called, "
                     f"between requests; leave {name} out"
                 )
             if name != "num_redundant_experts":

@@ -1,4 +1,4 @@
-"""How an engine's experts were used: what `LLM.expert_statistics` returns."""
+"""What calls about experts return: how they were used, and what moving them gained."""
 
 from dataclasses import dataclass, replace
 
@@ -58,3 +58,18 @@ class ExpertStatistics:
             steps=self.steps - earlier.steps,
             num_distinct=self.num_distinct - earlier.num_distinct,
         )
+
+
+@dataclass(frozen=True)
+class RebalancedExperts:
+    """What moving experts gained, for the loads that it was done for.
+
+    Attributes:
+        before: tokens of the fullest group of devices over those of the mean, layers added up.
+        after: the same with the experts as they lie now; 1.0 is the least.
+        num_moved: slots, of all layers, that hold another expert than before.
+    """
+
+    before: float
+    after: float
+    num_moved: int

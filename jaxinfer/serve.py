@@ -76,10 +76,11 @@ def read_arguments(argv: list[str]) -> argparse.Namespace:
         )
     if arguments.lora_modules and not getattr(arguments, "enable_lora", False):
         parser.error("--lora-modules needs --enable-lora")
-    if getattr(arguments, "enable_eplb", False):
+    given = vars(arguments)
+    if given.get("enable_eplb") and not given.get("enable_admin"):
         parser.error(
-            "--enable-eplb: no route of a server moves experts; leave it out, or call "
-            "LLM.rebalance_experts in a program of your own"
+            "--enable-eplb needs --enable-admin, whose route /rebalance_experts moves experts; "
+            "add that, or leave --enable-eplb out"
         )
     return arguments
 

@@ -48,7 +48,7 @@ def balance(load: np.ndarray, num_groups: int, num_redundant: int) -> np.ndarray
     if len(wrong):
         layer, expert = wrong[0]
         raise ValueError(
-            f"loads must be numbers from 0 up; of the layers with experts, layer {layer} has "
+            f"load must hold numbers from 0 up; of the layers with experts, layer {layer} has "
             f"{load[layer, expert]} for expert {expert}"
         )
     plain = in_order(load.shape[1], num_groups, num_redundant)

@@ -1,5 +1,6 @@
 """Serves an engine to front ends over a socket; runs in the engine's process of a service."""
 
+import dataclasses
 import functools
 from collections.abc import Callable
 from typing import Any
@@ -11,6 +12,7 @@ from jaxinfer.server.service.description import (
 from jaxinfer.server.service.engine_server import EngineServer, ServedAdapters
 from jaxinfer.server.service.limits import ServiceLimits
 from jaxinfer.server.service.messages import metrics_to_message, pack_head_rows
+from jaxinfer.serving.expert_balance import rebalance
 from jaxinfer.serving.handle import Handle
 
 
@@ -39,6 +41,7 @@ def engine_server(handle: Handle, limits: ServiceLimits) -> EngineServer:
         "get_metrics": lambda: metrics_to_message(handle.metrics()),
         "reset_prefix_cache": loaded.engine.reset_prefix_cache,
         "head_rows": lambda token_ids: pack_head_rows(handle.head.read(tuple(token_ids))),
+        "rebalance_experts": lambda load: dataclasses.asdict(rebalance(handle, load)),
         "start_profile": handle.profiler.start,
         "stop_profile": handle.profiler.stop,
     }

@@ -9,7 +9,7 @@ from typing import Any
 
 from jaxinfer.capture import CapturedTokens
 from jaxinfer.errors import JaxinferError
-from jaxinfer.expert_statistics import ExpertStatistics
+from jaxinfer.expert_statistics import ExpertStatistics, RebalancedExperts
 from jaxinfer.model.adapters.lora_request import AdapterChoice
 from jaxinfer.model.text.tokenizer import Tokenizer
 from jaxinfer.outputs import EmbeddingOutput, RequestOutput
@@ -21,6 +21,7 @@ from jaxinfer.serving.driver.pauses import InFlightPolicy
 from jaxinfer.serving.driver.sleep import check_level, check_mode
 from jaxinfer.serving.driver.sleep_state import PauseMode, SleepTag
 from jaxinfer.serving.engine.metrics import Metric
+from jaxinfer.serving.expert_balance import rebalance
 from jaxinfer.serving.handle_start import start_handle
 from jaxinfer.serving.parsers.answer_format import AnswerFormat
 from jaxinfer.serving.pooling.async_judge import AsyncJudge
@@ -270,6 +271,10 @@ class AsyncLLM(Door):
         """How tokens were spread over the experts: see `LLM.expert_statistics`."""
         experts = self._handle.loaded.experts
         return await self._handle.driver.call_async(lambda: experts.read(reset=reset))
+
+    async def rebalance_experts(self, load: Any = None) -> RebalancedExperts:
+        """Move experts between devices, by their load: see `LLM.rebalance_experts`."""
+        return await self._handle.driver.call_async(lambda: rebalance(self._handle, load))
 
     async def start_profile(self, directory: str | os.PathLike[str]) -> None:
         """Record what host and devices do, until `stop_profile`: see `LLM.start_profile`."""

@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from jaxinfer.expert_statistics import ExpertStatistics
-from jaxinfer.serving.expert_balance import ExpertBalance, RebalancedExperts
+from jaxinfer.expert_statistics import ExpertStatistics, RebalancedExperts
+from jaxinfer.serving.expert_balance import rebalance
 from jaxinfer.serving.pooling_door import PoolingDoor
 
 
@@ -25,12 +25,10 @@ class ExpertDoor(PoolingDoor):
         return self._handle.driver.call(lambda: experts.read(reset=reset))
 
     def rebalance_experts(self, load: Any = None) -> RebalancedExperts:
-        """Move experts between devices, by their load: see `ExpertBalance.rebalance`.
+        """Move experts between devices, by their load: see `expert_balance.rebalance`.
 
         Args:
             load: tokens of each expert, `[layers, experts]`; None takes what `expert_statistics`
                 has counted.
         """
-        balance = ExpertBalance(self._handle)
-        balance.check()
-        return balance.rebalance(self.expert_statistics().load if load is None else load)
+        return self._handle.driver.call(lambda: rebalance(self._handle, load))

@@ -1,17 +1,20 @@
 """Experts split whole over devices change no token: each computes its own, sums do the rest."""
 
+import asyncio
 import dataclasses
+import threading
 
 import jax
 import numpy as np
 import pytest
 from jax.sharding import NamedSharding
 
-from jaxinfer import LLM, ParamsMapping, SamplingParams, ShardingRules, make_mesh
+from jaxinfer import LLM, AsyncLLM, ParamsMapping, SamplingParams, ShardingRules, make_mesh
 from jaxinfer.eplb_config import EplbConfig
 from jaxinfer.model.checkpoint.weights import save_params
 from jaxinfer.model.experts import Experts
 from jaxinfer.model.sharding import split_experts
+from jaxinfer.serving import expert_balance
 from jaxinfer.testing import TINY_CONFIG, TINY_SETTINGS, tiny_params
 
 CONFIG = dataclasses.replace(
@@ -44,9 +47,9 @@ def settings_of(name):
     return sizes | {"enable_expert_parallel": True}
 
 
-def engine(**options):
+def engine(kind=LLM, **options):
     options = {"params": tiny_params(CONFIG), "config": CONFIG, "num_decode_steps": 1} | options
-    return LLM(**(dict(TINY_SETTINGS) | options))
+    return kind(**(dict(TINY_SETTINGS) | options))
 
 
 def answers(llm):
@@ -270,6 +273,44 @@ def test_experts_move_by_what_was_counted():
         assert_same(answers(llm), wanted)
 
 
+def test_experts_of_an_async_llm_move_between_requests_beside_the_event_loop(alone, monkeypatch):
+    balance, heard = expert_balance.balance, threading.Event()
+
+    def slow_balance(*arguments):
+        assert heard.wait(60)  # which the event loop alone can end
+        return balance(*arguments)
+
+    monkeypatch.setattr(expert_balance, "balance", slow_balance)
+
+    async def tokens(llm):
+        outputs = [each async for each in llm.generate({"prompt_token_ids": PROMPTS[0]}, GREEDY)]
+        return outputs[-1].outputs[0].token_ids
+
+    async def main():
+        options = settings_of("EP2") | {"enable_eplb": True, "expert_statistics": True}
+        async with engine(AsyncLLM, **options) as llm:
+            assert await tokens(llm) == alone[0][0]
+            await llm.pause("keep")
+            waiting = asyncio.create_task(tokens(llm))
+            await asyncio.sleep(0)
+            with pytest.raises(RuntimeError, match="some are unfinished: pause the engine"):
+                await llm.rebalance_experts(loads())
+            await llm.resume()
+            assert await waiting == alone[0][0]
+            moving = asyncio.create_task(llm.rebalance_experts(loads()))
+            asyncio.get_running_loop().call_later(0.05, heard.set)
+            moved = await moving
+            assert moved.after < 1.1 < 1.4 < moved.before
+            assert moved.num_moved > 0
+            assert await tokens(llm) == alone[0][0]
+            counted = (await llm.expert_statistics()).load
+            found = await llm.rebalance_experts()
+            assert (await llm.rebalance_experts(counted)).before == found.after <= found.before
+            assert await tokens(llm) == alone[0][0]
+
+    asyncio.run(asyncio.wait_for(main(), 120))
+
+
 def test_what_cannot_be_moved_is_refused():
     eplb = {"enable_eplb": True}
     with engine(**settings_of("EP2"), **eplb) as llm:
@@ -277,6 +318,7 @@ def test_what_cannot_be_moved_is_refused():
             (None, "expert_statistics=True"),
             (np.ones((3, 16)), r"here \[1, 16\], got \[3, 16\]"),
             (-np.ones((1, 16)), "from 0 up"),
+            ([[1], [1, 2]], r"here \[1, 16\], all of them numbers$"),
         ]:
             with pytest.raises(ValueError, match=said):
                 llm.rebalance_experts(load)

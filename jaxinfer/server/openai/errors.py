@@ -27,6 +27,7 @@ MAX_ECHOED_CHARS = 200
 _PATH = re.compile(r"(?<![\w/:.])(?:/[\w.@+-]+){2,}/?")
 _WORD = re.compile(r"[a-z_]+[0-9]*")
 _CALL = re.compile(r"(call )?\b(wake_up|resume)\(\)")
+_OF_EXPERTS = re.compile(r"\b(enable_eplb|expert_statistics)=True\b")
 
 ERROR_WRITER = "jaxinfer.error_writer"
 """Key of an ASGI scope whose value, a function of an `ApiError`, writes it in another format."""
@@ -160,7 +161,8 @@ def _one_line(text: str) -> str:
 
 
 def with_routes(message: str) -> str:
-    """A message of the engine with the server's routes in place of methods of Python."""
+    """A message of the engine with the server's routes and flags in place of Python's calls."""
+    message = _OF_EXPERTS.sub(lambda name: f"--{name[1].replace('_', '-')}", message)
     return _CALL.sub(lambda call: f"{'send ' * bool(call[1])}POST /{call[2]}", message)
 
 
@@ -213,4 +215,4 @@ def client_errors(
         known = frozenset(fields)
         words = (rename(word) for word in _WORD.findall(str(error)))
         param = next((word for word in words if word in known), None)
-        raise invalid(str(error), param) from None
+        raise invalid(with_routes(str(error)), param) from None

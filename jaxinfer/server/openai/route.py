@@ -27,13 +27,16 @@ class ApiRoute(APIRoute):
         """The handler, wrapped."""
         handler = super().get_route_handler()
         body = self.body_field.field_info.annotation if self.body_field else None
+        is_required = self.body_field is not None and self.body_field.field_info.is_required()
         model = body if isinstance(body, type) and issubclass(body, BaseModel) else None
         parameters = [each.alias for each in self.dependant.query_params]
 
         async def handle(request: Request) -> Response:
             try:
                 _check_parameters(request, parameters)
-                checked = await _with_json(request) if model else request
+                checked = request
+                if model and (is_required or await request.body()):
+                    checked = await _with_json(request)
                 return await while_connected(handler(checked), request.receive)
             except RequestValidationError as error:
                 return _refusal(error, model).response(request.scope)

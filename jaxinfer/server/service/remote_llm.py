@@ -11,6 +11,7 @@ from jaxinfer.errors import (
     EngineRestartingError,
     ShuttingDownError,
 )
+from jaxinfer.expert_statistics import RebalancedExperts
 from jaxinfer.model.config import ModelConfig
 from jaxinfer.model.score_head import ScoreHead
 from jaxinfer.model.text.tokenizer import Tokenizer
@@ -305,6 +306,12 @@ class RemoteLLM:
     async def is_sleeping(self) -> bool:
         """True if any part of the engine sleeps."""
         return await self._call("is_sleeping")
+
+    async def rebalance_experts(
+        self, load: Sequence[Sequence[float]] | None = None
+    ) -> RebalancedExperts:
+        """Move experts between devices, by their load: see `LLM.rebalance_experts`."""
+        return RebalancedExperts(**await self._call("rebalance_experts", load))
 
     async def start_profile(self, directory: str | os.PathLike[str]) -> None:
         """Record a profile of the engine's process, until `stop_profile`."""

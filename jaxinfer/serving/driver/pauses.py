@@ -99,7 +99,10 @@ class Pauses:
         self._stepper.check_between_steps()
         sleep.check_sleeps_not(self._sleep)
         if self._engine.has_unfinished:
-            raise RuntimeError("experts move between requests, and some are unfinished")
+            raise RuntimeError(
+                "experts move between requests, and some are unfinished: pause the engine first, "
+                "so that they end and new ones are refused"
+            )
 
     def resume(self) -> None:
         """Run steps again, unless a part sleeps."""

@@ -254,13 +254,22 @@ def test_a_name_of_an_adapter_is_its_own(names, said):
         ("--max-loras 4", "--max-loras needs --enable-lora; add that, or leave --max-loras out"),
         ("--max-lora-rank 16 --no-enable-lora", "--max-lora-rank needs --enable-lora"),
         ("--max-cpu-loras 9", "--max-cpu-loras needs --enable-lora"),
-        ("--enable-expert-parallel --enable-eplb", "--enable-eplb: no route of a server moves"),
+        (
+            "--enable-expert-parallel --enable-eplb",
+            "--enable-eplb needs --enable-admin, whose route",
+        ),
     ],
 )
 def test_flags_that_would_do_nothing_are_refused(line, said, capsys):
     with pytest.raises(SystemExit):
         serve.read_arguments(line.split())
     assert said in capsys.readouterr().err
+
+
+def test_an_administrators_server_may_move_experts(plans):
+    line = "--port 0 --enable-admin --api-key k --enable-expert-parallel --enable-eplb"
+    assert serve.main(line.split()) == 0
+    assert plans[0].engine["engine"]["enable_eplb"]
 
 
 def test_a_unix_socket_takes_the_place_of_the_port(plans, tmp_path):

@@ -117,7 +117,7 @@ def test_the_host_header_opens_no_route(locked, host):
 
 
 def test_administration_is_off_by_default_and_needs_a_key(client, locked):
-    for path in ("/reset_prefix_cache", "/sleep", "/wake_up", "/pause", "/start_profile"):
+    for path in ("/reset_prefix_cache", "/sleep", "/wake_up", "/pause", "/rebalance_experts"):
         answer = client.post(path)
         assert answer.status_code == 404
         assert f"{path}: this route is off; `jaxinfer serve --enable-admin`" in answer.text

@@ -98,6 +98,7 @@ BODIES += ["/classify", "/v1/classify"]
 PARAMETERS = {"/pause": {200, 400}, "/sleep": {200, 400}, "/wake_up": {200, 400}}
 PARAMETERS["/v1/models/{name}"] = {404}
 PARAMETERS |= {"/v1/load_lora_adapter": {400}, "/v1/unload_lora_adapter": {400, 404}}
+PARAMETERS["/rebalance_experts"] = {200, 400}
 
 
 @pytest.mark.exhaustive

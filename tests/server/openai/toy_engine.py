@@ -1,5 +1,6 @@
 """An engine that answers at once, with as many completions, tokens and scores as were asked for."""
 
+from jaxinfer.expert_statistics import RebalancedExperts
 from jaxinfer.logprobs import Logprob
 from jaxinfer.outputs import CompletionOutput, RequestOutput
 from tests.server.openai.fake_engine import FakeEngine
@@ -49,6 +50,9 @@ class ToyEngine(FakeEngine):
 
     async def _nothing(self, *args, **options):
         pass
+
+    async def rebalance_experts(self, load):
+        return RebalancedExperts(1.5, 1.0, 3)
 
     sleep = wake_up = pause = resume = start_profile = stop_profile = _nothing
     reset_prefix_cache = _nothing

@@ -1,5 +1,6 @@
 """Administration routes, which change the engine; off by default, always behind a key."""
 
+import dataclasses
 import inspect
 from collections.abc import Awaitable, Callable
 from typing import Annotated, Any, Literal
@@ -8,12 +9,13 @@ from fastapi import APIRouter, Query
 from starlette.requests import Request
 from starlette.responses import Response
 
-from jaxinfer.errors import AdapterNotFoundError
+from jaxinfer.errors import AdapterNotFoundError, JaxinferError
 from jaxinfer.server.openai.answering.json_answer import json_answer
 from jaxinfer.server.openai.errors import ApiError, ErrorAnswer, client_errors, invalid, with_routes
 from jaxinfer.server.openai.front import Front, front_of
 from jaxinfer.server.openai.protocol.adapters import LoadAdapterBody, UnloadAdapterBody
 from jaxinfer.server.openai.protocol.answers import Status
+from jaxinfer.server.openai.protocol.experts import RebalanceBody, Rebalanced
 from jaxinfer.server.openai.route import ApiRoute
 
 router = APIRouter(route_class=ApiRoute)
@@ -22,6 +24,7 @@ Mode = Literal["abort", "wait", "keep"]
 Tag = Literal["weights", "kv_cache", "scheduling"]
 _DONE: dict[int | str, dict[str, Any]] = {200: {"model": Status}}
 _OR_CONFLICT = {**_DONE, 409: {"model": ErrorAnswer}}
+_BY_STATISTICS = RebalanceBody(load=None)
 
 
 @router.post("/reset_prefix_cache", response_model=None, responses=_DONE)
@@ -87,15 +90,28 @@ async def start_profile(request: Request) -> Response:
     if directory is None:
         raise ApiError(501, "profiling is off; start the server with --profiler-dir")
     try:
-        return await _conflicts(lambda: front.engine.start_profile(directory))
+        await _conflicts(lambda: front.engine.start_profile(directory))
     except ValueError as error:  # the operator's mistake, not the client's
         raise ApiError(500, str(error)) from None
+    return json_answer({"status": "ok"})
 
 
 @router.post("/stop_profile", response_model=None, responses=_OR_CONFLICT)
 async def stop_profile(request: Request) -> Response:
     """End the recording and write it."""
-    return await _conflicts(front_of(request).engine.stop_profile)
+    await _conflicts(front_of(request).engine.stop_profile)
+    return json_answer({"status": "ok"})
+
+
+@router.post(
+    "/rebalance_experts",
+    response_model=None,
+    responses={**_OR_CONFLICT, 200: {"model": Rebalanced}},
+)
+async def rebalance_experts(request: Request, body: RebalanceBody = _BY_STATISTICS) -> Response:
+    """Move experts between devices by their load, while no request is unfinished."""
+    found = await _result(front_of(request), "rebalance_experts", load=body.load)
+    return json_answer(dataclasses.asdict(found))
 
 
 @router.post("/v1/load_lora_adapter", response_model=None, responses=_DONE)
@@ -125,24 +141,30 @@ async def _fact(front: Front, name: str) -> bool:
     return bool(await value if inspect.isawaitable(value) else value)
 
 
-async def _conflicts(work: Callable[[], Awaitable[None]]) -> Response:
+async def _conflicts[T](work: Callable[[], Awaitable[T]]) -> T:
     try:
-        await work()
+        return await work()
+    except JaxinferError:  # such as the engine's end
+        raise
     except RuntimeError as error:
         raise ApiError(409, with_routes(str(error)), code="conflict") from None
-    return json_answer({"status": "ok"})
 
 
 async def _call(front: Front, name: str, /, **arguments: Any) -> Response:
     """Call a method that not every engine has."""
+    await _result(front, name, **arguments)
+    return json_answer({"status": "ok"})
+
+
+async def _result(front: Front, name: str, /, **arguments: Any) -> Any:
+    """What a method returns that not every engine has."""
     method = getattr(front.engine, name, None)
     if method is None:
         raise ApiError(501, f"this engine has no {name}")
 
-    async def work() -> None:
+    async def work() -> Any:
         with client_errors(arguments):
             result = method(**arguments)
-            if inspect.isawaitable(result):
-                await result
+            return await result if inspect.isawaitable(result) else result
 
     return await _conflicts(work)
