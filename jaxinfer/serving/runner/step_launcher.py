@@ -36,7 +36,6 @@ class StepLauncher:
         resident: the arrays that the engine keeps, which launches replace; None for arrays that
             sleep or are not allocated yet.
         launched: for recordings: the list that launched programs are appended to.
-        block_rows: copies blocks out of the pages and into them.
     """
 
     def __init__(
@@ -57,10 +56,9 @@ class StepLauncher:
         self._watchdog, self._await_each = watchdog, await_each
         self._whole = whole = plan.programs.last_tokens.sharding
         self._inputs = plan.host_inputs
-        settle = jax.block_until_ready if await_each else lambda array: array
+        self._settle = jax.block_until_ready if await_each else lambda array: array
         self._upload = lambda arrays: upload(arrays, whole)
-        self.block_rows = BlockRowCopies(self.program, self._upload, settle)
-        self._writer = SlotWriter(plan.compiled, self._upload, settle)
+        self._writer = SlotWriter(plan.compiled, self._upload, self._settle)
 
     def launch(self, schedule: Schedule, batch: Batch) -> InFlightStep | UnsampledStep:
         """Write adapters, swap blocks, write slots, run, and sample without host-dependent rows.
@@ -137,6 +135,11 @@ class StepLauncher:
         self._watchdog.expect(outputs.newest, key)
         self.await_if_emulated(outputs.newest)
         return outputs
+
+    @property
+    def block_rows(self) -> BlockRowCopies:
+        """Copies blocks out of the pages and into them. Kept, it and this would hold each other."""
+        return BlockRowCopies(self.program, self._upload, self._settle)
 
     def program(self, key: ProgramKey) -> jax.stages.Compiled:
         """The compiled program of a key."""
