@@ -4,13 +4,17 @@ import dataclasses
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any, Self
+from unittest import mock
 
 import numpy as np
 
 from jaxinfer.measure.random_weights import build_engine
 from jaxinfer.profiling.figures import share_text
 from jaxinfer.serving.engine.metrics import Counter, Gauge
+from jaxinfer.serving.prefix_tiers.transfers import Transfers
+from jaxinfer.serving.programs.kinds.block_rows import BlockRowCopies
 from scripts.speed.engine_report import heading
 from scripts.speed.report import engine_record
 from scripts.speed.timing import run_workload
@@ -126,29 +130,42 @@ def _asked(llm: "LLM", count: int, tokens: int, *, again: bool) -> dict[str, Any
         _generate(llm, prompts)
         _generate(llm, some()[:1])
         _generate(llm, prompts[:1])
-    before, begun = llm.num_compilations, Beginnings(_beginners(llm) if again else ())
-    ways: dict[str, Any] = {}
-    for way in ("one_by_one", "at_once"):
-        asked = first if again else some()
-        ways[way] = _one_by_one(llm, asked) if way == "one_by_one" else _at_once(llm, asked)
-        _generate(llm, some())
+    before, ways = llm.num_compilations, dict[str, Any]()
+    with Beginnings(_BEGINNERS if again else ()) as begun:
+        for way in ("one_by_one", "at_once"):
+            asked = first if again else some()
+            ways[way] = _one_by_one(llm, asked) if way == "one_by_one" else _at_once(llm, asked)
+            _generate(llm, some())
     return ways | {
         "num_compilations": llm.num_compilations - before,
         "beginnings": begun.record(),
     }
 
 
+_BEGINNERS = ((BlockRowCopies, "copy_out"), (BlockRowCopies, "copy_back"), (Transfers, "fetch"))
+"""What an engine with tiers calls between steps: blocks out, blocks back, and fetches."""
+
+
 class Beginnings:
-    """Times every call of some methods from now on, which return once copies have begun.
+    """Times every call of some methods while it is entered; they return once copies have begun.
 
     Args:
-        methods: objects and names of their methods, which are wrapped in place.
+        methods: classes and names of their methods, which are replaced until the exit.
     """
 
-    def __init__(self, methods: Sequence[tuple[Any, str]]) -> None:
+    def __init__(self, methods: Sequence[tuple[type, str]]) -> None:
         self._seconds: list[float] = []
-        for owner, name in methods:
-            setattr(owner, name, self._timed(getattr(owner, name)))
+        self._replaced = ExitStack()
+        self._methods = methods
+
+    def __enter__(self) -> Self:
+        for owner, name in self._methods:
+            timed = self._timed(getattr(owner, name))
+            self._replaced.enter_context(mock.patch.object(owner, name, timed))
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._replaced.close()
 
     def record(self) -> dict[str, Any]:
         """How many calls there were, and the longest in ms; 0 without any."""
@@ -166,13 +183,6 @@ class Beginnings:
                 self._seconds.append(time.perf_counter() - start)
 
         return call
-
-
-def _beginners(llm: "LLM") -> list[tuple[Any, str]]:
-    """What an engine with tiers calls between steps: blocks out, blocks back, and fetches."""
-    runner = llm._loaded.replicas[0].runner
-    rows = runner.launcher.block_rows
-    return [(rows, "copy_out"), (rows, "copy_back"), (runner.transfers, "fetch")]
 
 
 def _one_by_one(llm: "LLM", prompts: Sequence[list[int]]) -> dict[str, Any]:
