@@ -1,4 +1,4 @@
-"""Measures how soon evicted conversations answer from host memory, and what tiers cost the rest."""
+"""Measures how soon evicted conversations answer from host memory."""
 
 import dataclasses
 import statistics
@@ -17,15 +17,12 @@ from jaxinfer.serving.prefix_tiers.transfers import Transfers
 from jaxinfer.serving.programs.kinds.block_rows import BlockRowCopies
 from scripts.speed.engine_report import heading
 from scripts.speed.report import engine_record
-from scripts.speed.timing import run_workload
-from scripts.speed.workloads import make_workload
 
 if TYPE_CHECKING:
     from jaxinfer import LLM
 
 _HOST_GIB = {"8b": 48.0, "0.6b": 40.0}
 """Room for twice 64 conversations of 2,048 tokens."""
-_WARM_UP = -1
 _MOST_BEGIN_MS = 0.5
 """The longest that the engine's thread should take to begin copies."""
 
@@ -36,24 +33,20 @@ def tier_report(
     engine_arguments: dict[str, Any],
     conversations: int,
     tokens: int,
-    rows: int | None,
-    repeats: int,
 ) -> dict[str, Any]:
-    """Ask conversations again that others evicted, and run W1 with and without tiers.
+    """Ask conversations again that others evicted.
 
     Args:
         model_shape: random weights of this shape, or None for the model of `engine_arguments`.
         engine_arguments: what the user set.
         conversations: N, for which the cache has just room.
         tokens: of each.
-        rows: the first sequences of W1 only; None for all, 0 to leave W1 out.
-        repeats: counted runs of W1, after one that is not.
 
     Returns:
         JSON-like values: "recomputed" and "fetched" have seconds to the first token of each
         conversation, asked "one_by_one" and "at_once", with their medians and 99th percentiles, and
         "beginnings", the longest that the engine's thread took to begin copies;
-        "ratio" is that of the medians; "w1" has output tokens a second "off" and "on".
+        "ratio" is that of the medians.
     """
     block_size = engine_arguments.get("block_size", 16)
     sizes = {
@@ -61,12 +54,11 @@ def tier_report(
         "max_num_seqs": conversations,
         "num_kv_blocks": conversations * -(-(tokens + 1) // block_size) + 1,
     }
-    tiers = {"kv_offloading_size": _HOST_GIB.get(model_shape or "", 1.0)}
     with build_engine(model_shape, sizes | engine_arguments | {"kv_offloading_size": 0.0}) as llm:
         recomputed = _asked(llm, conversations, tokens, again=False)
-    with build_engine(model_shape, sizes | tiers | engine_arguments) as llm:
+    with build_engine(model_shape, sizes | host_memory(model_shape) | engine_arguments) as llm:
         fetched = _asked(llm, conversations, tokens, again=True)
-        report = {
+        return {
             **engine_record(llm, model_shape),
             "start_up": dataclasses.asdict(llm.start_up),
             "conversations": conversations,
@@ -85,12 +77,11 @@ def tier_report(
             },
             "num_compilations": recomputed["num_compilations"] + fetched["num_compilations"],
         }
-    if rows != 0:
-        report["w1"] = {
-            name: _w1(model_shape, own | engine_arguments | off, rows, repeats)
-            for name, own, off in (("off", {}, {"kv_offloading_size": 0.0}), ("on", tiers, {}))
-        }
-    return report
+
+
+def host_memory(model_shape: str | None) -> dict[str, float]:
+    """The engine's argument for tiers of a shape, unless the user sets another."""
+    return {"kv_offloading_size": _HOST_GIB.get(model_shape or "", 1.0)}
 
 
 def tier_lines(report: dict[str, Any]) -> list[str]:
@@ -112,8 +103,6 @@ def tier_lines(report: dict[str, Any]) -> list[str]:
         f"engine's thread, {_MOST_BEGIN_MS} wanted"
     )
     lines += [f"{name}: {value:,}" for name, value in report["metrics"].items()]
-    for name, case in report.get("w1", {}).items():
-        lines.append(f"W1, tiers {name}: {case['output_tokens_per_s']:,.0f} output tok/s")
     return lines
 
 
@@ -215,29 +204,3 @@ def _generate(llm: "LLM", prompts: Sequence[list[int]]) -> list[Any]:
 
     params = SamplingParams(temperature=0.0, max_tokens=1, ignore_eos=True, detokenize=False)
     return llm.generate(list(prompts), params, use_tqdm=False)
-
-
-def _w1(
-    model_shape: str | None, arguments: dict[str, Any], rows: int | None, repeats: int
-) -> dict[str, Any]:
-    """W1, whose cache has room for everything, so that nothing is evicted within a run."""
-    sizes = make_workload("W1", _WARM_UP, vocab_size=2)
-    own = {"max_model_len": sizes.max_model_len, "max_num_seqs": rows or sizes.num_sequences}
-    with build_engine(model_shape, own | arguments) as llm:
-        timings = []
-        for repeat in range(_WARM_UP, repeats):
-            workload = make_workload("W1", repeat, vocab_size=llm.model_config.vocab_size)
-            prompts, lengths = workload.prompts[:rows], workload.max_tokens[:rows]
-            llm.reset_prefix_cache()
-            timings.append(
-                run_workload(
-                    llm, dataclasses.replace(workload, prompts=prompts, max_tokens=lengths)
-                )
-            )
-    timings = timings[1:]
-    middle = statistics.median(timing.seconds for timing in timings)
-    return {
-        "seconds": middle,
-        "output_tokens_per_s": timings[0].num_output_tokens / middle,
-        "repeats": [dataclasses.asdict(timing) for timing in timings],
-    }

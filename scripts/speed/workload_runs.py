@@ -115,7 +115,7 @@ def workload_reports(
         return
     for name in names:
         with ClockWatch(smi_command()) as clocks:
-            runs = _run_repeats(llm, name, repeats)
+            runs = run_repeats(llm, name, repeats)
         workload = make_workload(name, _WARM_UP, vocab_size=2)  # for its lengths
         yield {
             "workload": workload.name,
@@ -162,7 +162,7 @@ def _spread(llm: "LLM", router_skew: float) -> dict[str, Any]:
     return {"router_skew": router_skew} | {name: float(mean) for name, mean in means.items()}
 
 
-def _run_repeats(llm: "LLM", name: str, repeats: int) -> dict[str, list[Timing]]:
+def run_repeats(llm: "LLM", name: str, repeats: int) -> dict[str, list[Timing]]:
     """Every repeat's timing from an empty prefix cache; with shared tokens a warm run follows."""
     runs: dict[str, list[Timing]] = {}
     for repeat in range(_WARM_UP, repeats):
