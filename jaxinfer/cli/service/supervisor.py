@@ -107,8 +107,11 @@ class Supervisor:
             await self._drain()
             return OK
         finally:
-            for task in (asked, *keepers, self._announcing, silence):
-                task.cancel()
+            tasks = (asked, *keepers, self._announcing, silence)
+            for task in tasks:
+                if not task.cancelling():  # a second time would leave a process that was starting
+                    task.cancel()
+            await asyncio.wait(tasks)
 
     async def _keep_engine(self, engine: ChildProcess) -> None:
         """Restart the engine's process when it ends; return if the service must end."""

@@ -140,6 +140,31 @@ def test_a_front_end_that_can_not_start_in_a_new_service_ends_it(tmp_path, capsy
 
 
 @pytest.mark.usefixtures("idle")
+def test_a_front_end_that_is_being_started_ends_with_the_service(tmp_path, monkeypatch):
+    start, starts = Supervisor._start_front_end, []
+
+    async def begin_start(self, index):
+        if not self._is_ready:
+            return await start(self, index)
+        starts.append(index)
+        try:
+            await asyncio.sleep(60)
+        finally:  # as asyncio ends a process whose start is cancelled
+            await asyncio.sleep(0.2)
+            starts.append("ended")
+
+    monkeypatch.setattr(Supervisor, "_start_front_end", begin_start)
+
+    async def main():
+        async with supervised(tmp_path) as (service, _):
+            service._front_ends[0].send(signal.SIGKILL)
+            await until(lambda: starts)
+        assert starts == [0, "ended"]
+
+    asyncio.run(main())
+
+
+@pytest.mark.usefixtures("idle")
 @pytest.mark.parametrize("again_after", [0.0, 3600.0], ids=["much later", "soon"])
 def test_an_engine_that_ends_is_started_anew_and_ends_the_service_when_it_ends_again(
     tmp_path, capsys, monkeypatch, again_after
