@@ -123,7 +123,7 @@ class EngineConfig:
             what fits the KV cache, if that is less: `num_kv_blocks`, the device's memory or, on a
             CPU, a quarter of what is free. vLLM's -1 and "auto" are written as None.
         max_logprobs: most log-probabilities a request may ask for at each position; -1 is the whole
-            vocabulary. Steps that report any report as many.
+            vocabulary. Steps that report some compute this many.
         logprobs_mode: the source of `logprobs`: the model's own logits ("raw_logprobs"), or the
             sampled distribution, after edits, temperature and truncation
             ("processed_logprobs", where a token that can't be drawn has minus infinity), or the
@@ -167,16 +167,16 @@ class EngineConfig:
             as long as on the devices of one stage, and as many batches run at once as there are
             stages.
         context_parallel_size: devices, each with all weights, that the tokens of every sequence are
-            dealt to in turn, a power of two: long prompts are read sooner, and so many times as
-            many tokens fit. With `tensor_parallel_size` so many groups of devices. A KV block then
-            counts `block_size` tokens on each of them.
+            dealt to in turn, a power of two: long prompts are read sooner, and the devices' caches
+            add up. With `tensor_parallel_size` it counts groups of that many devices. A KV block
+            then counts `block_size` tokens on each of them.
         data_parallel_size: replicas of the model, each on `tensor_parallel_size` devices of its
             own, behind one queue; sizes and limits here are per replica.
-        prefill_replicas: of `data_parallel_size`, so many compute prompts alone, and hand their KV
-            blocks to the others in host memory (`kv_offloading_size`), so that prompts delay no
-            other request's tokens. 0 has all replicas do both.
-        enable_expert_parallel: split experts whole over the devices of `tensor_parallel_size`, and
-            not the width of each; all else of a model with experts is split as without.
+        prefill_replicas: how many of the `data_parallel_size` replicas only compute prompts, and
+            hand their KV blocks to the others in host memory (`kv_offloading_size`), so that
+            prompts don't delay the tokens of other requests. With 0 all replicas do both.
+        enable_expert_parallel: give each device of `tensor_parallel_size` whole experts, in place
+            of a share of each expert's width; everything else of the model is split as before.
         expert_parallel_size: groups of these devices that have experts of their own, whose width
             the devices of a group share; needs `enable_expert_parallel`. None is a group of each
             device.
@@ -184,12 +184,13 @@ class EngineConfig:
             between these groups, by their load or by what `expert_statistics` has counted; needs
             `enable_expert_parallel`.
         eplb_config: an `EplbConfig`, or a dictionary of its field, {"num_redundant_experts": 16}:
-            so many experts of each layer are held once more. None holds none twice.
+            how many experts of each layer are held once more. None holds none twice.
         attention_backend: "auto" takes the fastest one that the device supports (`jaxinfer env`
             says which, and why); a backend that is named and impossible is an error.
         compilation_cache_dir: where traced and compiled programs are kept between processes; ""
-            keeps none. None is ~/.cache/jaxinfer/xla, or in XDG_CACHE_HOME. What is read there is
-            run, so one that another user owns or may write to is not used, with a warning.
+            keeps none. None is ~/.cache/jaxinfer/xla, or in XDG_CACHE_HOME. Files there are run as
+            programs, so a directory that another user owns or may write to is not used, with a
+            warning.
         compile_ahead: compile every shape at start-up, so that nothing compiles while requests run;
             False compiles each at its first use. None is True on a GPU, and False on a CPU, where
             compiling takes longer than most runs.
@@ -200,17 +201,17 @@ class EngineConfig:
         num_decode_steps: decode steps of one launch while no request waits and at most 8 sequences
             run that need nothing but temperature, `min_p`, `top_k` and `top_p`: a launch costs the
             host as much as several steps of a small model take the device. None is 8, or 4 with
-            `online`, where they read up to 4 GiB of weights, or 150 MiB for each layer (64 MiB in
-            all on a CPU), as of Qwen3-1.7B, and one sequence of 30B-A3B, on one GPU; else 1.
+            `online`, where a step reads up to 4 GiB of weights, or 150 MiB for each layer (64 MiB
+            in all on a CPU), such as Qwen3-1.7B's, or one sequence's of 30B-A3B; else 1.
         speculative_config: drafts of the tokens to come, verified several at a time: a
             `SpeculativeConfig`, or a dictionary of its fields such as {"method": "ngram"} or
             {"method": "dflash", "model": "DIRECTORY"}. None drafts nothing.
         expert_statistics: count the tokens that go through each expert, for
             `LLM.expert_statistics` and a server's metrics: each layer of a step takes a little
-            longer. For models with experts alone.
+            longer. Only for models with experts.
         enable_lora: let requests name a LoRA adapter (`LoRARequest`), many of them in one batch.
-        max_loras: adapters on the devices at once, and so in one step; more take turns. Memory and
-            products are those of `max_loras` adapters of `max_lora_rank`.
+        max_loras: adapters on the devices at once, and so in one step; more take turns. They take
+            the memory of `max_loras` adapters of `max_lora_rank`, whatever is loaded.
         max_lora_rank: the largest rank of an adapter.
         max_cpu_loras: adapters that the host keeps: with more, those read from files are forgotten,
             the least recently used first, and read again when asked for. None keeps all.

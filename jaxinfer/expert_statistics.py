@@ -9,10 +9,9 @@ import numpy as np
 class ExpertStatistics:
     """How the tokens of an engine's steps were spread over experts.
 
-    A token counts once in each expert that it goes through, padding nowhere. Through the last
-    layer's experts go only tokens behind which another may be drawn or which have log-probabilities
-    of the prompt: of a prompt's chunk the last. Letters: L layers that have experts, X experts of a
-    layer.
+    A token counts once in each expert that it goes through; padding does not count. Of a prompt's
+    chunk only the last token goes through the last layer's experts, unless the prompt's
+    log-probabilities are asked for. Letters: L layers that have experts, X experts of a layer.
 
     Attributes:
         layers: the indices of these layers in the model, ascending.

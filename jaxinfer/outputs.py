@@ -221,8 +221,8 @@ class RequestOutput(_WithCause):
         outputs: one entry for each of the `n` completions.
         prompt_logprobs: for each prompt token its log-probabilities, None for the first and for
             those before `prompt_logprob_start`; None unless asked for.
-        prompt_entropies: the same with ``entropy=True`` beside ``prompt_logprobs``: entropies in
-            nats of the model's own distribution at temperature 1, in which the token stands.
+        prompt_entropies: with ``entropy=True`` beside ``prompt_logprobs``, for the same tokens:
+            the entropy in nats of the model's distribution, at temperature 1, at the token's place.
         finished: whether every completion has ended.
         num_cached_tokens: prompt tokens that its first completion did not compute: found in the
             prefix cache or, where an equal prompt was computed in the same step, all of them.
@@ -230,7 +230,7 @@ class RequestOutput(_WithCause):
         error: what went wrong, when a completion's `finish_reason` is "error"; `cause` has the
             exception, if there was one.
         weight_version: how often the weights had been swapped when its last token was drawn.
-        embedding: the final hidden state of the prompt's last token; None but for `LLM.embed`.
+        embedding: the final hidden state of the prompt's last token, for `LLM.embed`; else None.
     """
 
     request_id: str

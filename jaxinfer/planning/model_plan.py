@@ -71,10 +71,11 @@ class Plan:
         shape: its sizes.
         chip: each device.
         tensor_parallel_size: devices that share the model, or each stage of it.
-        pipeline_parallel_size: stages, each on so many devices.
-        context_parallel_size: groups of so many devices, which tokens are dealt to.
-        replicas: of all of these.
-        expert_groups: of these devices, that have whole experts; 1 where all share each of them.
+        pipeline_parallel_size: stages, each on `tensor_parallel_size` devices.
+        context_parallel_size: groups of `tensor_parallel_size` devices, which tokens are dealt to.
+        replicas: of the model, each on devices of its own.
+        expert_groups: groups of a replica's devices that have whole experts; 1 where all devices
+            share each expert.
         dtype: of activations, and of weights that are not quantized.
         kv_cache_dtype: of keys and values: "auto" is `dtype`.
         runner: what the engine is for; "pooling" of a classifier.
@@ -160,9 +161,10 @@ def plan(
             out), `max_num_batched_tokens`, `block_size`, `gpu_memory_utilization`; `hf_overrides`;
             `quantization`; `kv_cache_dtype`; `pipeline_parallel_size`; `context_parallel_size`;
             `data_parallel_size` and `prefill_replicas`, over which batches are spread evenly;
-            `enable_expert_parallel` and `expert_parallel_size`; `runner`, which is "pooling" for a
-            classifier; and `speculative_config`, whose draft head is a directory, "bundled", or a
-            hub id that is in the local cache.
+            `kv_offloading_size`; `enable_expert_parallel`, `expert_parallel_size`, `enable_eplb`
+            and `eplb_config`; `enable_lora`, `max_loras` and `max_lora_rank`; `runner`, which is
+            "pooling" for a classifier; and `speculative_config`, whose draft head is a directory,
+            "bundled", or a hub id that is in the local cache.
 
     Returns:
         The plan. One that does not fit is a plan, too: see `Plan.fits` and `Plan.remedies`.

@@ -108,7 +108,8 @@ def _of_stages(timing: Timing) -> list[str]:
         return []
     return [
         f"Each of {timing.num_stages} stages has a share of the sequences at a time: a token takes "
-        "as long as on the devices of one stage, and TPOT is that of so many fewer sequences there."
+        f"as long as on the devices of one stage with 1/{timing.num_stages} of the sequences; that "
+        "is TPOT."
     ]
 
 

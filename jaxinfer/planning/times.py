@@ -99,7 +99,7 @@ class Timing:
         kv_cache_dtype: of keys and values in the cache.
         pools: prompts are read alone, and no token goes through the head.
         num_groups: of the devices, that have whole experts.
-        num_stages: of a pipeline, each on so many devices. Its times were never measured.
+        num_stages: of a pipeline, each on `num_devices`; of its times there are floors alone.
         step_tokens: most tokens of a step, by which prompts go through stages one behind the other.
         num_contexts: groups of these devices that tokens are dealt to; what they exchange is not
             counted.

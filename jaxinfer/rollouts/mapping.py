@@ -29,7 +29,7 @@ from jaxinfer.rollouts.trees import Leaves, canonical, leaves_by_path
 class ParamsMapping:
     """A trainer's parameters as the engine's: each of the engine's exactly once.
 
-    The engine's paths are those of plain weights, also where it makes integers and scales of them.
+    The engine's paths are those of plain weights, also where the engine quantizes them.
     Ready ones are `hugging_face`, `nnx_linear`, `tunix_qwen3`, `maxtext_qwen3`, `maxtext_llama`,
     `skyrl_qwen3` and `skyrl_llama`; those of separate layers also for `stacked` ones. Further
     leaves of the trainer's tree are not read, but it must have the model's number of layers. Arrays

@@ -25,8 +25,8 @@ class ParamSource:
     The steps are taken in this order: `split`, `transpose`, `part`, `reshape`, `scale`.
 
     Attributes:
-        path: in the trainer's tree, names joined by dots; ``{layer}`` stands for the layer. Without
-            it, where the engine's path has it, the layers are stacked.
+        path: in the trainer's tree, names joined by dots; ``{layer}`` stands for the layer. If only
+            the engine's path has ``{layer}``, the trainer's array holds all layers, stacked.
         transpose: the order of the dimensions, as for `jnp.transpose`; of one layer if stacked.
         part: the first index and the one behind the last, along `part_axis`: several of the
             engine's parameters may be parts of one array, such as fused projections.
