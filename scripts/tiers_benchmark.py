@@ -88,7 +88,7 @@ def _conversations(shape: str | None, arguments: argparse.Namespace) -> _Measure
 
 
 def _workloads(shape: str | None, arguments: argparse.Namespace) -> _Measured:
-    from scripts.measurements.tier_workloads import tier_workloads_lines, tier_workloads_report
+    from scripts.speed.tier_workloads import tier_workloads_lines, tier_workloads_report
 
     report = tier_workloads_report(
         shape,

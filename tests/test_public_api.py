@@ -9,6 +9,7 @@ import typing
 import pytest
 
 import jaxinfer
+from jaxinfer import errors
 
 HEAVY = ("jax", "flax", "orbax", "numpy", "tokenizers", "huggingface_hub", "jinja2", "tqdm")
 
@@ -62,6 +63,11 @@ def test_what_methods_take_and_return_is_public(owner):
             found |= {c for h in typing.get_type_hints(function).values() for c in _classes_in(h)}
     assert {jaxinfer.RequestOutput, jaxinfer.SamplingParams} <= found
     assert {each.__name__ for each in found} <= {*jaxinfer.__all__}
+
+
+def test_every_error_is_public():
+    found = {name for name, each in vars(errors).items() if inspect.isclass(each)}
+    assert {"JaxinferError", "StepError"} <= found <= {*jaxinfer.__all__}
 
 
 def test_type_checkers_are_told_that_the_package_is_typed():

@@ -4,7 +4,6 @@ import pytest
 
 from scripts import tiers_benchmark
 from scripts.measurements import tiers
-from scripts.measurements.tier_workloads import tier_workloads_lines, tier_workloads_report
 from scripts.measurements.tiers import Beginnings, tier_lines, tier_report
 
 
@@ -24,18 +23,6 @@ def test_evicted_conversations_are_found_and_new_ones_are_not():
     shown = f"beginning copies, {begun['calls']} times: at most {begun['longest_ms']:.3f} ms of"
     assert any(line.startswith(shown) for line in tier_lines(report))
     assert report["metrics"]["jaxinfer:external_prefix_cache_hits"] > 0
-
-
-@pytest.mark.slow
-def test_workloads_run_without_tiers_and_with_them():
-    arguments = {"model": "bundled", "show_progress": False, "max_num_batched_tokens": 512}
-    report = tier_workloads_report(None, ["W2"], engine_arguments=arguments, repeats=2)
-    case = report["workloads"]["W2"]
-    assert len(case["off"]) == len(case["on"]) == 2
-    assert case["ratio"] == pytest.approx(sum(case["on"]) / sum(case["off"]))
-    assert report["engine"]["kv_offloading_size"] == 1.0
-    assert report["num_compilations"] == report["copied_bytes"] == 0
-    assert any(line.startswith("W2: ") for line in tier_workloads_lines(report))
 
 
 class FakeCopies:
