@@ -26,7 +26,8 @@ MAX_MESSAGE_CHARS = 1000
 MAX_ECHOED_CHARS = 200
 _PATH = re.compile(r"(?<![\w/:.])(?:/[\w.@+-]+){2,}/?")
 _WORD = re.compile(r"[a-z_]+[0-9]*")
-_CALL = re.compile(r"(call )?\b(wake_up|resume)\(\)")
+_CALL = re.compile(r"(call )?\b(wake_up|resume|start_profile|stop_profile)\((?:directory)?\)")
+_LABEL = re.compile(r"^request 'request-[^']*': ")  # the engine's own, which no client knows
 _OF_EXPERTS = re.compile(r"\b(enable_eplb|expert_statistics)=True\b")
 
 ERROR_WRITER = "jaxinfer.error_writer"
@@ -162,6 +163,7 @@ def _one_line(text: str) -> str:
 
 def with_routes(message: str) -> str:
     """A message of the engine with the server's routes and flags in place of Python's calls."""
+    message = _LABEL.sub("", message)
     message = _OF_EXPERTS.sub(lambda name: f"--{name[1].replace('_', '-')}", message)
     return _CALL.sub(lambda call: f"{'send ' * bool(call[1])}POST /{call[2]}", message)
 

@@ -112,6 +112,7 @@ class Prompts:
         self,
         messages: Sequence[Mapping[str, Any]],
         *,
+        name: str = "messages",
         add_generation_prompt: bool | None = None,
         continue_final_message: bool | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
@@ -121,6 +122,9 @@ class Prompts:
 
         If the template can't render arguments of earlier calls that are not a JSON object, only the
         part of them that parses as one is rendered.
+
+        Args:
+            name: of the request's field that the messages come from.
 
         Raises:
             ApiError: 400: a name is not for requests to set, the conversation is too long, or the
@@ -139,6 +143,7 @@ class Prompts:
             add_generation_prompt = not continues
         render = functools.partial(
             self._render,
+            name,
             add_generation_prompt=add_generation_prompt,
             continue_final_message=continues,
             tools=tools or None,
@@ -151,15 +156,17 @@ class Prompts:
                 raise
         return await render(plainer)
 
-    async def _render(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> str:
+    async def _render(
+        self, name: str, messages: Sequence[Mapping[str, Any]], **options: Any
+    ) -> str:
         render = functools.partial(self.tokenizer.apply_chat_template, messages, **options)
         size = len(msgspec.json.encode((messages, options)))
         try:
-            with client_errors(_FIELDS):
-                self._check_size("messages", size, "bytes")
+            with client_errors(_FIELDS, lambda word: name if word == "messages" else word):
+                self._check_size(name, size, "bytes")
                 return await self._rendering.run(render, size)
         except ApiError as error:
-            raise invalid(error.message, error.param or "messages") from None
+            raise invalid(error.message, error.param or name) from None
 
     async def check_params(self, params: Iterable[SamplingParams]) -> None:
         """Tokenize bad words in a thread, so that the engine's own check only looks them up.

@@ -294,8 +294,16 @@ class RemoteLLM:
         return await self._call("is_paused")
 
     async def sleep(self, level: int = 1, mode: PauseMode = "abort") -> None:
-        """Give the devices' memory back until `wake_up`: see `LLM.sleep`."""
+        """Give the devices' memory back until `wake_up`: see `LLM.sleep`.
+
+        Raises:
+            ValueError: the level is 2, which drops weights that no route could bring back, or unknown.
+        """
         check_level(level)
+        if level == 2:
+            raise ValueError(
+                "level 2 drops the weights, which a service can't replace; send level 1"
+            )
         check_mode(mode)
         await self._call("sleep", level, mode)
 

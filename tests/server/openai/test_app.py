@@ -243,9 +243,11 @@ def test_an_engine_that_sleeps_is_a_503(locked):
 
 
 def test_a_profile_is_written_where_the_operator_says(locked):
-    assert locked.post("/stop_profile", headers=HEADERS).status_code == 409
+    early = locked.post("/stop_profile", headers=HEADERS)
+    assert (early.status_code, "send POST /start_profile first" in early.text) == (409, True)
     assert locked.post("/start_profile", headers=HEADERS).status_code == 200
-    assert locked.post("/start_profile", headers=HEADERS).status_code == 409
+    again = locked.post("/start_profile", headers=HEADERS)
+    assert (again.status_code, "send POST /stop_profile first" in again.text) == (409, True)
     assert locked.post("/stop_profile", headers=HEADERS).status_code == 200
     assert any(locked.app.state.front.settings.profile_directory.rglob("*.pb"))
 

@@ -141,6 +141,8 @@ def test_a_completion_that_cannot_be_run_is_refused_by_name(client, body, param)
 F = {"type": "function", "function": {"name": "f"}}
 LARGE = {"type": "function", "function": {"name": "f", "parameters": {"title": "x" * (1 << 18)}}}
 NAMED = {"type": "function", "function": {"name": "g"}}
+FORCED = {"forced_token_ids": [5], "max_tokens": 9}
+THINKS = {"enable_thinking": True}
 
 
 @pytest.mark.parametrize(
@@ -178,6 +180,11 @@ NAMED = {"type": "function", "function": {"name": "g"}}
         ({"top_logprobs": 2}, "top_logprobs"),
         ({"logprobs": 2}, "logprobs"),
         ({"reasoning_effort": "extreme"}, "reasoning_effort"),
+        (
+            {**FORCED, "reasoning_effort": "none", "chat_template_kwargs": THINKS},
+            "forced_token_ids",
+        ),
+        ({**FORCED, "tools": [F], "tool_choice": "required"}, "forced_token_ids"),
         ({"thinking_token_budget": -2}, "thinking_token_budget"),
         ({"timeout": 0}, "timeout"),
         ({"chat_template": "{{ 1 }}"}, "chat_template"),
@@ -257,6 +264,17 @@ def test_a_prompt_that_is_too_long_has_the_code_by_which_agents_shorten_it(
     assert answer.json()["error"]["code"] == "context_length_exceeded"
     assert message.startswith("This model's maximum context length is 256 tokens. However, your ")
     assert message.endswith(f" Please reduce the length of the {param}.")
+
+
+def test_an_empty_prompt_among_others_is_named(client):
+    message = refused(client.post("/v1/completions", {"prompt": [[1], []]}), "prompt")
+    assert message.startswith("prompt[1] is empty")
+
+
+def test_no_error_has_the_engines_name_of_a_request(client):
+    fields = {"prompt": [1], "echo": True, "max_tokens": 0, "forced_token_ids": [5]}
+    message = refused(client.post("/v1/completions", fields), "forced_token_ids")
+    assert message == "forced_token_ids begin an answer, and it has none"
 
 
 def test_a_typo_names_its_neighbour(client):

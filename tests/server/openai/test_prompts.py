@@ -44,12 +44,17 @@ def test_a_template_that_fails_is_a_clear_400(make_client, engine, monkeypatch):
 
     fake = SlowEngine(engine)
     fake.tokenizer = Refusing(engine.tokenizer)
-    answer = make_client(fake).post("/v1/chat/completions", CHAT)
-    assert answer.status_code == 400
-    error = answer.json()["error"]
-    assert error["param"] == "messages"
-    assert "no system role" in error["message"]
-    assert "/models" not in error["message"]
+    client = make_client(fake)
+    for path, body, param in (
+        ("/v1/chat/completions", CHAT, "messages"),
+        ("/v1/responses", {"input": CHAT["messages"]}, "input"),
+    ):
+        answer = client.post(path, body)
+        assert answer.status_code == 400
+        error = answer.json()["error"]
+        assert error["param"] == param
+        assert "no system role" in error["message"]
+        assert "/models" not in error["message"]
 
 
 def test_a_long_prompt_can_be_cut(client):

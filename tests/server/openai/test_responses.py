@@ -320,6 +320,7 @@ def test_an_input_of_another_type_names_both(client, given):
             "input[0].output: part 0 is of type 'input_file'",
         ),
         ({"type": "reasoning", "summary": "x"}, "input[0].summary: must be a list"),
+        ({"type": "reasoning", "summary": []}, "input: its items have no text; add a message"),
     ],
 )
 def test_an_item_that_is_wrong_is_named_with_its_own_fields_alone(client, item, message):

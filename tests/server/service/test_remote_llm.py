@@ -552,13 +552,24 @@ def test_an_engine_that_sleeps_takes_no_request_until_it_wakes_up():
             with pytest.raises(RuntimeError, match="wake_up"):
                 await collect(llm, [1, 2, 3])
             with pytest.raises(RuntimeError, match="already asleep"):
-                await llm.sleep(2)
+                await llm.sleep(1)
             with pytest.raises(ValueError, match="level"):
                 await llm.sleep(3)
             await llm.wake_up(["kv_cache", "weights"])
             assert not await llm.is_sleeping()
             (*_, after) = await collect(llm, [1, 2, 3])
             assert seen(after) == seen(before)
+
+    run(main())
+
+
+def test_weights_that_nothing_could_bring_back_are_not_dropped():
+    async def main():
+        async with ToyService().connected() as llm:
+            with pytest.raises(ValueError, match="level 2 drops the weights"):
+                await llm.sleep(2)
+            assert not await llm.is_sleeping()
+            assert await collect(llm, [1, 2, 3])
 
     run(main())
 

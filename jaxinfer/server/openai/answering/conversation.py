@@ -71,7 +71,13 @@ async def conversation_job(
         ApiError: 400: the template refuses, the prompt is too long, or a schema can't be enforced.
     """
     text = await conversation_text(
-        messages, front, thinking, body.chat_template_kwargs, tools=plan.tools, **options
+        messages,
+        front,
+        thinking,
+        body.chat_template_kwargs,
+        name=field,
+        tools=plan.tools,
+        **options,
     )
     state = reasoning_state(text, final_message)
     begin_is_given = "after_thinking" in (body.structured_outputs or {})

@@ -151,7 +151,7 @@ def guided(
         both = dataclasses.replace(own, alternative=calls["grammar"])
         params = params.clone(structured_outputs=both)
         return params if begin_is_given else _after_thinking(params, plan, state)
-    with client_errors(("min_tokens",)):
+    with client_errors(("min_tokens", "forced_token_ids")):
         return params.clone(structured_outputs=calls)
 
 

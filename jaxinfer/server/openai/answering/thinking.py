@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from jaxinfer.sampling_params import SamplingParams
+from jaxinfer.server.openai.errors import client_errors
 from jaxinfer.server.openai.front import Front
 from jaxinfer.server.openai.protocol.sampling import Effort
 from jaxinfer.serving.parsers.reasoning import ReasoningState
@@ -38,10 +39,15 @@ def wish_of_effort(effort: Effort | None) -> ThinkingWish:
 def with_budget(
     params: SamplingParams, wish: ThinkingWish, state: ReasoningState, front: Front
 ) -> SamplingParams:
-    """The parameters with the wish's budget, where the model may think and has none yet."""
+    """The parameters with the wish's budget, where the model may think and has none yet.
+
+    Raises:
+        ApiError: 400: another field can't be combined with a budget.
+    """
     budget = wish.budget
     if budget is None or budget >= front.engine.max_model_len:
         return params
     if not front.thinks or state == "over" or params.thinking_token_budget is not None:
         return params
-    return params.clone(thinking_token_budget=budget)
+    with client_errors(("forced_token_ids",)):
+        return params.clone(thinking_token_budget=budget)

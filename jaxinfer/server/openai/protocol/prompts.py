@@ -36,7 +36,7 @@ def check_prompts(given: Any) -> Any:
         raise ValueError("must be a text, token ids, or a list of either that is not empty")
     kinds = set(map(type, given))
     if kinds == {list}:
-        kinds = {list} if all(set(map(type, ids)) == {int} for ids in given) else set()
+        kinds = {list} if all(set(map(type, ids)) <= {int} for ids in given) else set()
     if kinds not in ({int}, {str}, {list}):
         raise ValueError("must be a text, token ids, or a list of either, not of both")
     if kinds != {int} and len(given) > MAX_PROMPTS:

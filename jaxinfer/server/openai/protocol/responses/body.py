@@ -152,11 +152,13 @@ class ResponsesBody(RequestFields):
             return check_structured_outputs(self.structured_outputs)
 
     def messages(self) -> list[dict[str, Any]]:
-        """The conversation, as chat templates expect it."""
+        """The conversation, as chat templates expect it; ApiError 400 if it is empty."""
         first = [] if self.instructions is None else [_turn("system", self.instructions)]
         if isinstance(self.input, str):
             return [*first, _turn("user", self.input)]
-        return [*first, *turns_of(self.input)]
+        if not (turns := [*first, *turns_of(self.input)]):
+            raise invalid("input: its items have no text; add a message", "input")
+        return turns
 
 
 def _turn(role: str, content: str) -> dict[str, Any]:
