@@ -297,13 +297,11 @@ class RemoteLLM:
         """Give the devices' memory back until `wake_up`: see `LLM.sleep`.
 
         Raises:
-            ValueError: the level is 2, which drops weights that no route could bring back, or unknown.
+            ValueError: the level is unknown, or 2: no route could bring the weights back.
         """
         check_level(level)
         if level == 2:
-            raise ValueError(
-                "level 2 drops the weights, which a service can't replace; send level 1"
-            )
+            raise ValueError("level 2 drops weights that a service can't replace; send level 1")
         check_mode(mode)
         await self._call("sleep", level, mode)
 

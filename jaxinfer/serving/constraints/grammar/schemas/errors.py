@@ -18,6 +18,7 @@ _WORDS = {
     "all of its properties are required",
     "oneOf constraints are not supported": "oneOf is enforced only where its cases differ in type "
     "or in a constant property; write anyOf",
+    "NoExtensionBias": "no text matches it, because it refers only to itself",
 }
 _REFERENCES = ("$id", "$defs", "definitions")
 _MOST_PARTS = 200
@@ -32,14 +33,18 @@ def grammar_error(text: str, message: str) -> str:
     elif found := _IN_A_RULE.match(message):
         name, schema = _rule(text, int(found[1]) - 1)
     if not name and schema is None:
-        return message
+        return _in_words(message)
     path, message = "", _SOURCE.sub("", _IN_A_RULE.sub("", message, count=1))
     if schema is not None:
         path, message = _where(schema, message)
-    words = next((words for begin, words in _WORDS.items() if message.startswith(begin)), message)
     if len(path) > _MOST_PATH_CHARS:
         path = "..." + path[-_MOST_PATH_CHARS:]
-    return ": ".join(filter(None, [name, path, words]))
+    return ": ".join(filter(None, [name, path, _in_words(message)]))
+
+
+def _in_words(message: str) -> str:
+    """A sentence in place of the library's words, where they say too little."""
+    return next((words for begin, words in _WORDS.items() if message.startswith(begin)), message)
 
 
 def _rule(text: str, number: int) -> tuple[str, dict[str, Any] | None]:
