@@ -302,6 +302,7 @@ def test_a_json_line_brings_its_sampling_and_gets_its_id_back(engines, capsys, t
     [
         ('"maxtokens": 5', "unknown key 'maxtokens'; did you mean 'max_tokens'?"),
         ('"n": 2', "unknown key 'n'; a line may hold prompt, id, "),
+        ('"entropy": true', "unknown key 'entropy'; a line may hold prompt, id, "),
         ('"max_tokens": "5"', "max_tokens must be an integer"),
         ('"temperature": 999', "temperature must be from 0 to 100"),
         ('"id": [1]', "id must be"),
@@ -323,7 +324,9 @@ def test_a_file_that_is_not_there_is_named_with_what_to_give(engines, capsys):
 
 def test_a_line_has_all_sampling_fields_but_what_its_answer_would_not_show():
     left_out = {field.name for field in dataclasses.fields(SamplingParams)} - LINE_SAMPLING_FIELDS
-    assert left_out == {"n", "logprobs", "prompt_logprobs", "detokenize", "output_kind"}
+    assert left_out == {"n", "logprobs", "prompt_logprobs", "detokenize", "output_kind"} | {
+        *("prompt_logprob_start", "entropy", "support", "logprob_token_ids")
+    }
 
 
 @pytest.mark.parametrize(

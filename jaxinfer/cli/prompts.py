@@ -12,7 +12,8 @@ from jaxinfer.cli.texts import checked_text, decode_file, file_errors, read_stan
 from jaxinfer.sampling_params import SamplingParams
 
 # Fields whose effect shows only in outputs with more than the text of one completion.
-_NO_LINE_FIELDS = {"n", "logprobs", "prompt_logprobs", "detokenize", "output_kind"}
+_NO_LINE_FIELDS = {"n", "logprobs", "prompt_logprobs", "prompt_logprob_start", "entropy", "support"}
+_NO_LINE_FIELDS |= {"logprob_token_ids", "detokenize", "output_kind"}
 LINE_SAMPLING_FIELDS = (
     frozenset(field.name for field in dataclasses.fields(SamplingParams)) - _NO_LINE_FIELDS
 )

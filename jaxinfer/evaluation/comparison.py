@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxinfer.checks import show
 from jaxinfer.evaluation.figures import Evaluation, TextFigures
 from jaxinfer.evaluation.programs import (
     Streams,
@@ -17,7 +18,7 @@ from jaxinfer.evaluation.programs import (
     squared_norms,
     text_states,
 )
-from jaxinfer.model.architecture import architecture_of
+from jaxinfer.model.architecture import abstract_params, architecture_of
 from jaxinfer.model.config import ModelConfig
 from jaxinfer.model.layers.context import Params
 
@@ -62,20 +63,17 @@ def compare(
         a reference, and where both models' layers are not as many, or not as wide.
 
     Raises:
-        ValueError: the vocabularies differ in size, there is no text, one is too short or has
-            another id, or a model's logits are not finite.
+        ValueError: the vocabularies differ in size, parameters are not of their config's form,
+            there is no text, one is too short or has another id, or logits are not finite.
+        TypeError: a text is no list of integers.
     """
     models = [model] if reference is None else [model, reference]
     sizes = [each.config.vocab_size for each in models]
     if len({*sizes}) > 1:
         raise ValueError(f"vocab_size is {sizes[0]}, the reference's {sizes[1]}; they must be one")
-    if not texts:
-        raise ValueError("there is no text")
-    for index, token_ids in enumerate(texts):
-        if len(token_ids) < 2:
-            raise ValueError(f"texts[{index}] has {len(token_ids)} tokens; it needs at least 2")
-        if not 0 <= min(token_ids) <= max(token_ids) < sizes[0]:
-            raise ValueError(f"texts[{index}] has ids outside of [0, {sizes[0]})")
+    check_texts(texts, sizes[0], least=2)
+    for each in models:
+        check_params(each)
     shapes = {(each.config.num_hidden_layers, each.config.hidden_size) for each in models}
     figures, norms = [], []
     for index, token_ids in enumerate(texts):
@@ -92,6 +90,42 @@ def compare(
         return Evaluation(tuple(figures))
     difference, whole = np.sum(norms, axis=0)
     return Evaluation(tuple(figures), tuple(np.sqrt(difference / whole).tolist()))
+
+
+def check_texts(texts: Sequence[Sequence[int]], vocab_size: int, *, least: int) -> None:
+    """Check that there are texts, each of at least `least` token ids below `vocab_size`.
+
+    Raises:
+        ValueError: there is none, or one is too short or has another id; names it.
+        TypeError: one is no list of integers; names it.
+    """
+    if len(texts) == 0:
+        raise ValueError("there is no text")
+    for index, token_ids in enumerate(texts):
+        ids = np.asarray(token_ids)
+        if ids.ndim != 1 or (ids.size and ids.dtype.kind not in "iu"):
+            raise TypeError(f"texts[{index}] must be a list of token ids, got {show(token_ids)}")
+        if ids.size < least:
+            raise ValueError(f"texts[{index}] has {ids.size} tokens; it needs at least {least}")
+        if not 0 <= ids.min() <= ids.max() < vocab_size:
+            raise ValueError(f"texts[{index}] has ids outside of [0, {vocab_size})")
+
+
+def check_params(model: Model) -> None:
+    """Check that a model's parameters are of its config's form; they may have more layers.
+
+    Raises:
+        ValueError: one is not there, as in a plain tree beside a quantized config, or has another
+            shape; names it.
+    """
+    leaves = jax.tree_util.tree_leaves_with_path
+    given = dict(leaves(model.params))
+    for path, like in leaves(abstract_params(model.config, jnp.float32)):
+        name = jax.tree_util.keystr(path, simple=True, separator=".")
+        if path not in given:
+            raise ValueError(f"params lack {name}, which their config has; give a tree of its form")
+        if (shape := jnp.shape(given[path])) != like.shape:
+            raise ValueError(f"params[{name}] must have shape {like.shape}, got {shape}")
 
 
 def _read(

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Int32
 
-from jaxinfer.evaluation.comparison import Model, padded
+from jaxinfer.evaluation.comparison import Model, check_params, check_texts, padded
 from jaxinfer.expert_statistics import ExpertStatistics
 from jaxinfer.model.config import ModelConfig
 from jaxinfer.model.forward import residual_stream
@@ -32,12 +32,15 @@ def expert_use(
         progress: called after each text.
 
     Raises:
-        ValueError: the model has no experts.
+        ValueError: the model has no experts, or as by `compare`.
+        TypeError: as by `compare`.
     """
     experts = model.config.experts
     layers = () if experts is None else experts.layers(model.config.num_hidden_layers)
     if experts is None or not layers:
         raise ValueError(f"a {model.config.model_type} model without experts spreads no tokens")
+    check_texts(texts, model.config.vocab_size, least=1)
+    check_params(model)
     load = np.zeros((len(layers), experts.num_experts), np.int64)
     num_distinct = np.zeros(len(layers), np.int64)
     for token_ids in texts:

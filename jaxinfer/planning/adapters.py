@@ -17,9 +17,17 @@ def adapter_bytes(shape: ModelShape, dtype: str, config: EngineConfig) -> int:
         shape: the model.
         dtype: of activations.
         config: the numbers of slots and of ranks, and the tensor-parallel degree.
+
+    Raises:
+        ValueError: the model has experts, which an engine doesn't adapt.
     """
     if not config.enable_lora:
         return 0
+    if shape.num_expert_layers:
+        raise ValueError(
+            "enable_lora adapts dense layers, and this model's are experts; leave it out, or merge "
+            "the adapter into the weights"
+        )
     shapes, devices = projection_shapes(shape), config.tensor_parallel_size
     R, values = padded_ranks(config.max_loras, config.max_lora_rank), 0
     for _, names in GROUPS.values():

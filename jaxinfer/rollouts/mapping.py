@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from jaxinfer.checks import MAX_INT32, check_integer
 from jaxinfer.model.architecture import abstract_params
 from jaxinfer.model.config import ModelConfig
 from jaxinfer.model.families.table import family_of
@@ -41,7 +42,7 @@ class ParamsMapping:
         stacked_axis: the axis that stacked layers lie along, in the trainer's arrays.
 
     Raises:
-        TypeError: a source is neither a path nor a `ParamSource`.
+        TypeError: a source is neither a path nor a `ParamSource`, or the axis is no integer.
     """
 
     sources: Any
@@ -53,6 +54,8 @@ class ParamsMapping:
             self.sources.items() if isinstance(self.sources, Mapping) else self.sources
         )
         object.__setattr__(self, "sources", tuple((path, _source(path, s)) for path, s in pairs))
+        if self.stacked_axis is not None:
+            check_integer("stacked_axis", self.stacked_axis, -MAX_INT32, MAX_INT32)
 
     def assignments(self, leaves: Leaves, wanted: Any) -> tuple[Assignment, ...]:
         """The sources of each parameter of the engine, in the order of `wanted`.
@@ -65,7 +68,7 @@ class ParamsMapping:
             ValueError: a parameter is left unset or set twice, or is none of this model's; a source
                 is not in the tree, does not give the engine's shape, or has another number of
                 layers. Names the first.
-            TypeError: a source is no array.
+            TypeError: a source is no array of floating-point numbers.
         """
         targets = {each.path: each for each in targets_of(wanted)}
         found: dict[str, Assignment] = {}

@@ -3,10 +3,15 @@
 import difflib
 import itertools
 import re
+import sys
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import jax
+import jax.numpy as jnp
+
+from jaxinfer.checks import MAX_INT32, check_integer, check_real, show
 from jaxinfer.rollouts.quantized_leaf import QuantizedLeaf
 from jaxinfer.rollouts.taking import check_taken
 from jaxinfer.rollouts.targets import Target
@@ -35,6 +40,9 @@ class ParamSource:
         split: the shape of one layer's array once its dimensions are split, as interleaved ones
             must be before they can be transposed or cut.
         part_axis: the dimension that `part` is of, in the order that `transpose` gives.
+
+    Raises:
+        TypeError, ValueError: an attribute is of another kind; names it.
     """
 
     path: str
@@ -44,6 +52,26 @@ class ParamSource:
     scale: float | None = None
     split: tuple[int, ...] | None = None
     part_axis: int = 0
+
+    def __post_init__(self) -> None:
+        """Check the attributes; sequences are stored as tuples, so that a source can be hashed."""
+        if not isinstance(self.path, str):
+            raise TypeError(f"the path of a ParamSource must be a string, got {show(self.path)}")
+        for name in ("transpose", "part", "split"):
+            if getattr(self, name) is not None:
+                object.__setattr__(self, name, _integers(name, getattr(self, name)))
+        if self.part is not None and len(self.part) != 2:
+            raise ValueError(f"part must be the first index and the last plus 1, got {self.part}")
+        check_integer("part_axis", self.part_axis, -MAX_INT32, MAX_INT32)
+        if self.scale is not None:
+            scale = check_real("scale", self.scale, -sys.float_info.max, sys.float_info.max)
+            object.__setattr__(self, "scale", scale)
+
+
+def _integers(name: str, given: Any) -> tuple[int, ...]:
+    if isinstance(given, str) or not isinstance(given, Iterable):
+        raise TypeError(f"{name} must be a tuple of integers, got {show(given)}")
+    return tuple(check_integer(f"{name} entry", each, -MAX_INT32, MAX_INT32) for each in given)
 
 
 Table = dict[str, ParamSource]
@@ -72,8 +100,8 @@ def check_source(each: Assignment, leaves: Leaves, like: Target) -> None:
     """Check that a source exists, with the model's number of layers and the right shape.
 
     Raises:
-        ValueError: names paths and shapes, or both numbers of layers.
-        TypeError: the source is no array.
+        ValueError: names paths and shapes, or both numbers of layers; or the source was deleted.
+        TypeError: the source is no array of floating-point numbers.
     """
     _check_num_layers(each, leaves)
     if each.path not in leaves:
@@ -91,6 +119,12 @@ def check_source(each: Assignment, leaves: Leaves, like: Target) -> None:
         )
     if isinstance(leaf, QuantizedLeaf):
         _check_quantized(each, leaf, like)
+    elif not jnp.issubdtype(leaf.dtype, jnp.floating):
+        raise TypeError(f"params[{each.path}] must hold floating-point numbers, got {leaf.dtype}")
+    elif isinstance(leaf, jax.Array) and leaf.is_deleted():
+        raise ValueError(
+            f"{each.path} was deleted, or donated to a program; give the newest arrays"
+        )
 
 
 def _check_quantized(each: Assignment, leaf: QuantizedLeaf, like: Target) -> None:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -154,6 +155,33 @@ def test_what_can_not_be_compared_is_said_before_anything_runs(model_of, texts, 
     monkeypatch.setattr(comparison, "text_states", pytest.fail)
     with pytest.raises(ValueError, match=named):
         compare(model_of(), plain(), texts)
+
+
+@pytest.mark.parametrize("text", [[1, 2.5], "ab", [[1, 2]], [True, False], 3])
+def test_a_text_is_a_list_of_integers(text):
+    with pytest.raises(TypeError, match=r"texts\[0\] must be a list of token ids, got"):
+        compare(plain(), None, [text])
+
+
+def test_an_array_holds_texts():
+    texts: Any = np.array(TEXTS[:1])
+    found = compare(plain(), None, texts)
+    assert found.perplexity == compare(plain(), None, TEXTS[:1]).perplexity
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"quantization": FORMAT}, r"params lack model\.layers\.0\..*\.scale, which their config"),
+        ({"num_hidden_layers": 9}, r"params lack model\.layers\.\d\."),
+        ({"intermediate_size": 32}, r"params\[model\.layers\.0\.mlp\..* must have shape"),
+    ],
+)
+def test_parameters_of_another_form_than_their_configs_are_refused(change, named):
+    """Plain weights beside a quantized config would be as near to themselves as can be."""
+    model = Model(dataclasses.replace(CONFIG, **change), plain().params)
+    with pytest.raises(ValueError, match=named):
+        compare(model, plain(), TEXTS)
 
 
 def test_logits_that_are_not_finite_name_their_text():

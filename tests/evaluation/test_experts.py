@@ -57,6 +57,11 @@ def test_a_model_without_experts_is_refused():
         expert_use(Model(dense, tiny.params(dense)), [[1, 2]])
 
 
+def test_ids_outside_of_the_vocabulary_are_refused():
+    with pytest.raises(ValueError, match=r"texts\[1\] has ids outside of"):
+        expert_use(Model(CONFIG, {}), [[1], [CONFIG.vocab_size]])
+
+
 @pytest.mark.parametrize("num_experts", [4, 128])
 @pytest.mark.parametrize("layers", [(0,), tuple(range(1, 95))])
 def test_a_heat_map_has_a_cell_for_each_expert_of_each_layer(layers, num_experts):

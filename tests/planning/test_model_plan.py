@@ -448,6 +448,11 @@ def test_slots_of_adapters_take_memory(devices, ranks):
     assert adapted.memory.num_kv_blocks <= plain.memory.num_kv_blocks
 
 
+def test_adapters_of_a_model_with_experts_are_refused_as_by_an_engine():
+    with pytest.raises(ValueError, match="enable_lora adapts dense layers, and this model's are e"):
+        plan("Qwen3-30B-A3B", enable_lora=True)
+
+
 @pytest.mark.parametrize("devices", [1, 2])
 def test_tiers_take_room_for_blocks_on_their_way_and_keep_tokens_in_host_memory(devices):
     plain, tiers = (

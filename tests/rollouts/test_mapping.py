@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -209,6 +210,55 @@ def test_a_description_differs_where_the_program_would():
 def test_a_source_is_a_path_or_a_param_source():
     with pytest.raises(TypeError, match=r"source of model\.norm must be a path or a ParamSource"):
         ParamsMapping({"model.norm": 3})
+
+
+@pytest.mark.parametrize(
+    ("fields", "cause"),
+    [
+        ({"path": 3}, "path of a ParamSource must be a string, got 3"),
+        ({"transpose": "10"}, "transpose must be a tuple of integers, got '10'"),
+        ({"transpose": (1.0, 0)}, "transpose entry must be an integer, got 1.0"),
+        ({"split": 4}, "split must be a tuple of integers, got 4"),
+        (
+            {"part": (0, 32, 2)},
+            r"part must be the first index and .*, got \(0, 32, 2\)",
+        ),
+        ({"part_axis": None}, "part_axis must be an integer, got None"),
+        ({"scale": "2"}, "scale must be a number, got '2'"),
+        ({"scale": float("nan")}, "scale must be from .* got nan"),
+    ],
+)
+def test_an_attribute_of_another_kind_is_named(fields, cause):
+    with pytest.raises((TypeError, ValueError), match=cause):
+        ParamSource(**{"path": "w", **fields})
+
+
+def test_an_axis_of_stacked_layers_is_an_integer():
+    with pytest.raises(TypeError, match="stacked_axis must be an integer, got '0'"):
+        ParamsMapping(TUNIX.sources, stacked_axis=cast(Any, "0"))
+
+
+def test_lists_are_taken_as_tuples():
+    fields: dict[str, Any] = {"transpose": [0], "part": [0, 32], "split": [32]}
+    lists = ParamSource("final_norm.w", **fields)
+    tuples = ParamSource("final_norm.w", (0,), part=(0, 32), split=(32,))
+    assert hash(lists) == hash(tuples)
+    check(changed(TUNIX, norm=lists))
+
+
+@pytest.mark.parametrize("dtype", [np.int32, np.bool_, np.complex64])
+def test_arrays_of_other_than_floating_point_numbers_are_refused_by_name(dtype):
+    held = trainers.tunix(small_params()) | {"final_norm": {"w": np.ones(32, dtype)}}
+    with pytest.raises(TypeError, match=r"params\[final_norm\.w\] must hold floating-point numb"):
+        check(TUNIX, held)
+
+
+def test_a_donated_array_is_refused_by_name():
+    gone = jnp.ones(32)
+    gone.delete()
+    held = trainers.tunix(small_params()) | {"final_norm": {"w": gone}}
+    with pytest.raises(ValueError, match=r"final_norm\.w was deleted, or donated"):
+        check(TUNIX, held)
 
 
 def test_ready_mappings_are_equal_and_hashable():
