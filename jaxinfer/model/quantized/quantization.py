@@ -8,7 +8,7 @@ its form has (`NODE`), where others are one array. How the files of a checkpoint
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields, replace
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 from jaxinfer.checks import show
 from jaxinfer.config import QuantizationScheme
@@ -19,6 +19,7 @@ WEIGHT, SCALE, ZERO, GROUP, INPUT_SCALE = NODE = ("weight", "scale", "zero", "gr
 each is."""
 
 Codes = Literal["int8", "fp8", "int4"]
+Inputs = Literal["token", "group", "tensor"]
 Stored = Literal[
     "plain", "int-quantized", "float-quantized", "pack-quantized", "fp8", "awq", "gptq", "gptq_v2"
 ]
@@ -49,6 +50,11 @@ class NodeArray(NamedTuple):
     axes: tuple[int | None, ...]
 
 
+def _are_two_sizes(block: Any) -> bool:
+    sizes = block if isinstance(block, tuple) else ()
+    return len(sizes) == 2 and all(type(size) is int and size > 0 for size in sizes)
+
+
 @dataclass(frozen=True)
 class Quantization:
     """The form of quantized projections. Hashable.
@@ -75,7 +81,7 @@ class Quantization:
     block: tuple[int, int] | None = None
     zero_points: bool = False
     act_order: bool = False
-    inputs: Literal["token", "group", "tensor"] | None = None
+    inputs: Inputs | None = None
     ignore: tuple[str, ...] = ("lm_head",)
     stored: Stored = "plain"
     one_scale: bool = False
@@ -83,8 +89,11 @@ class Quantization:
     def __post_init__(self) -> None:
         if self.codes not in _DTYPES:
             raise ValueError(f"codes must be one of {', '.join(_DTYPES)}, got {show(self.codes)}")
+        if self.inputs not in (None, *get_args(Inputs)):
+            wanted = ", ".join(get_args(Inputs))
+            raise ValueError(f"inputs must be one of {wanted}, or None, got {show(self.inputs)}")
         block = self.block
-        if block is not None and not all(type(size) is int and size > 0 for size in block):
+        if block is not None and not _are_two_sizes(block):
             raise ValueError(f"block must be two sizes of at least 1, got {show(block)}")
         if self.codes != "int4" and (self.zero_points or self.act_order):
             raise ValueError("zero_points and act_order are of int4 weights alone")

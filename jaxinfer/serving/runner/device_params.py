@@ -111,7 +111,7 @@ def check_like(params: Any, wanted: Any, *, placed: bool = False) -> None:
         placed: the shardings must be the same too.
 
     Raises:
-        ValueError: names the first leaf, in the order of `wanted`, that differs, and how.
+        ValueError: names the first leaf, in the order of `wanted`, that differs or was deleted.
         TypeError: a leaf is no array.
     """
     given = _by_path(params)
@@ -128,6 +128,10 @@ def check_like(params: Any, wanted: Any, *, placed: bool = False) -> None:
             )
         if leaf.dtype != like.dtype:
             raise ValueError(f"params[{path}] must be {like.dtype}, got {leaf.dtype}")
+        if isinstance(leaf, jax.Array) and leaf.is_deleted():
+            raise ValueError(
+                f"params[{path}] was deleted, or donated to a program; give the newest arrays"
+            )
         if placed and not _is_placed(leaf, like):
             where = getattr(leaf, "sharding", "host memory")
             raise ValueError(f"params[{path}] must be sharded as {like.sharding}, got {where}")

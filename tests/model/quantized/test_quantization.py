@@ -4,6 +4,7 @@ import copy
 import dataclasses
 import json
 import re
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -272,6 +273,12 @@ def test_so_are_those_of_other_programs(name, changes, named):
 def test_a_config_that_is_no_object_is_refused(value):
     with pytest.raises(ModelLoadError, match="quantization_config must be an object"):
         _read(value)
+
+
+@pytest.mark.parametrize("values", [{"inputs": "x"}, {"inputs": 3}, {"block": 32}, {"block": (1,)}])
+def test_a_value_that_is_no_form_is_named(values: dict[str, Any]):
+    with pytest.raises(ValueError, match=f"^{next(iter(values))} must be "):
+        Quantization("int8", **values)
 
 
 def test_projections_alone_are_integers_and_none_that_is_ignored():

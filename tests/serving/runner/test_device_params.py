@@ -68,6 +68,13 @@ def test_a_leaf_that_is_no_array_is_a_type_error():
         check_like(_changed("model.norm", "x"), _describe())
 
 
+def test_a_leaf_that_was_donated_is_named_before_a_step_reads_it():
+    gone = jnp.ones(32)
+    gone.delete()
+    with pytest.raises(ValueError, match=r"params\[model\.norm\] was deleted, or donated"):
+        check_like(_changed("model.norm", gone), _describe())
+
+
 def test_another_sharding_is_refused_where_it_matters():
     with pytest.raises(ValueError, match=r"must be sharded as .*tensor"):
         check_like(tiny_params(), _describe(devices=2), placed=True)
