@@ -4,7 +4,6 @@ import copy
 import dataclasses
 import json
 import re
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -275,10 +274,14 @@ def test_a_config_that_is_no_object_is_refused(value):
         _read(value)
 
 
-@pytest.mark.parametrize("values", [{"inputs": "x"}, {"inputs": 3}, {"block": 32}, {"block": (1,)}])
-def test_a_value_that_is_no_form_is_named(values: dict[str, Any]):
-    with pytest.raises(ValueError, match=f"^{next(iter(values))} must be "):
-        Quantization("int8", **values)
+@pytest.mark.parametrize(
+    ("name", "value"), [("inputs", "x"), ("inputs", 3), ("block", 32), ("block", (1,))]
+)
+def test_a_value_that_is_no_form_is_named(name, value):
+    form = Quantization("int8")
+    object.__setattr__(form, name, value)  # the tests check the types of arguments first
+    with pytest.raises(ValueError, match=f"^{name} must be "):
+        form.__post_init__()
 
 
 def test_projections_alone_are_integers_and_none_that_is_ignored():
