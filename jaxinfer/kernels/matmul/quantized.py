@@ -162,6 +162,8 @@ class QuantizedLinear(SeparateProducts):
         """What is left of a product's inputs once they were quantized, in their dtype."""
         if self.inputs is None:
             return x
+        if x.dtype == jnp.float16:  # rounding reads a value three times, and XLA repeats its past
+            x = jax.lax.optimization_barrier(x)
         codes, scale = self.quantized_inputs(x)
         return narrow(codes.astype(jnp.float32) * scale[..., None], x.dtype).reshape(x.shape)
 

@@ -4,6 +4,7 @@ import copy
 import dataclasses
 import json
 import re
+import time
 
 import jax
 import jax.numpy as jnp
@@ -377,3 +378,27 @@ def test_random_params_of_a_quantized_config_fit_it():
     assert jax.tree.structure(params) == jax.tree.structure(described)
     for (path, leaf), (_, like) in zip(flatten(params), flatten(described), strict=True):
         assert (leaf.shape, leaf.dtype) == (like.shape, like.dtype), path
+
+
+@pytest.fixture
+def optimized():
+    """LLVM optimizes as for a user."""
+    before = jax.config.read("jax_disable_most_optimizations")
+    jax.config.update("jax_disable_most_optimizations", False)
+    yield
+    jax.config.update("jax_disable_most_optimizations", before)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("optimized")
+def test_float16_layers_with_quantized_inputs_compile_one_after_the_other():
+    """Without a barrier before each rounding XLA repeats all layers before: a minute for four."""
+    config = ModelConfig.from_directory(BUNDLED_MODELS["bundled"])
+    form = Quantization("int8", inputs="token")
+    config = dataclasses.replace(config, num_hidden_layers=4, quantization=form)
+    params = abstract_params(config, jnp.float16)
+    step = jax.jit(lambda params, ids: forward(params, config, ids))
+    lowered = step.lower(params, jax.ShapeDtypeStruct((1, 64), jnp.int32))
+    begin = time.perf_counter()
+    lowered.compile()
+    assert time.perf_counter() - begin < 20
