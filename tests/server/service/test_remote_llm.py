@@ -4,7 +4,7 @@ import asyncio
 import threading
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from jaxinfer.errors import (
@@ -87,8 +87,12 @@ any_params = st.builds(
 ).map(possible)
 
 
+FORCED = {"n": 2, "max_tokens": 5, "forced_token_ids": [20, 20, 20]}
+
+
 @settings(max_examples=15, deadline=None)
 @given(requests=st.lists(st.tuples(st.sampled_from(PROMPTS), any_params), min_size=1, max_size=4))
+@example(requests=[(PROMPTS[2], FORCED | {"logprobs": 1, "prompt_logprobs": 2})])
 def test_answers_are_those_of_an_engine_in_this_process(requests):
     async def main():
         async with ToyService().connected() as llm:

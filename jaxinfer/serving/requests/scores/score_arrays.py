@@ -16,8 +16,16 @@ def scores_behind(scores: TokenScores, count: int) -> TokenScores:
 
 
 def joined_scores(pieces: Sequence[TokenScores]) -> TokenScores:
-    """Scores ``[n]`` of several pieces as ``[1, sum of n]``; all have the same arrays."""
-    return _changed(lambda arrays: np.concatenate(arrays)[None], pieces)
+    """Scores ``[n]`` of several pieces as ``[1, sum of n]``; all have the same arrays.
+
+    Of the likeliest tokens there are as many as in the piece that has the fewest.
+    """
+    return _changed(lambda arrays: _joined(arrays)[None], pieces)
+
+
+def _joined(arrays: Sequence[np.ndarray]) -> np.ndarray:
+    least = min(each.shape[1:] for each in arrays)
+    return np.concatenate([each[:, : least[0]] if least else each for each in arrays])
 
 
 def _changed(
