@@ -33,6 +33,7 @@ def test_swap_space_takes_its_memory_at_the_start():
     try:
         blocks = HostBlocks(runner.programs, 256 * MIB / 2**30)
         resident = [_resident_share(array) for array in blocks._arrays]
+        places = {array.unsafe_buffer_pointer() for array in blocks._arrays}
     finally:
         runner.close()
     size = sum(array.nbytes for array in blocks._arrays)
@@ -40,6 +41,7 @@ def test_swap_space_takes_its_memory_at_the_start():
     assert blocks.num_blocks == MOST_BLOCKS * len(blocks._arrays)
     # One more array is for what is on its way.
     assert 250 * MIB < size <= 256 * MIB - blocks._arrays[0].nbytes
+    assert len(places) == len(blocks._arrays)
     assert np.mean(resident) > 0.99
 
 
